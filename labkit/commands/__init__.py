@@ -1,0 +1,1 @@
+"""The commands of `python -m labkit`: one file each, found by name."""
