@@ -14,9 +14,7 @@ def parser() -> argparse.ArgumentParser:
 
     A command module has `HELP`, `add_arguments(parser)` and `run(arguments) -> int`; its name is the command's.
     """
-    root = argparse.ArgumentParser(
-        prog="labkit", description="Measure, predict and compare training with limited memory."
-    )
+    root = argparse.ArgumentParser(prog="labkit", description="Measure, predict and compare training with limited memory.")
     children = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for info in pkgutil.iter_modules(commands.__path__):
         module = import_module(f"labkit.commands.{info.name}")

@@ -19,6 +19,4 @@ def start(number: str) -> None:
     if threads:
         torch.set_num_threads(int(threads))
     device = hardware.device()
-    print(
-        f"notebook {number} · scale {scale.current().name} · device {device.type} · torch {torch.__version__.split('+')[0]}"
-    )
+    print(f"notebook {number} · scale {scale.current().name} · device {device.type} · torch {torch.__version__.split('+')[0]}")

@@ -114,9 +114,7 @@ def label_line(ax: "Axes", value: float, text: str, *, axis: str = "y", color: s
     """Draw a dashed reference line at `value` on the given axis and name it beside its end."""
     if axis == "y":
         ax.axhline(value, color=color, linestyle="--", linewidth=1.2)
-        ax.annotate(
-            text, (1.0, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=color, size=9
-        )
+        ax.annotate(text, (1.0, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=color, size=9)
     else:
         ax.axvline(value, color=color, linestyle="--", linewidth=1.2)
         ax.annotate(
