@@ -1,6 +1,6 @@
 """The exercise framework: one file a notebook holds, for each exercise, the check, the hints, the solution and wrong answers.
 
-In a notebook an exercise is a stub cell (tag `exercise:ID`; a function or class whose body is a docstring and `...`) followed by
+In a notebook an exercise is a stub cell (tag `exercise:ID`; a function or class with only a docstring and `...` in it) and then
 a cell `check("ID", stub)`. In `labkit/exercises/nbNN.py`::
 
     def decode(code: int) -> float:
