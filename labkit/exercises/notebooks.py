@@ -65,8 +65,8 @@ def source_hash(notebook: NotebookNode) -> str:
 def run(path: Path, *, scale: str) -> dict[str, Any]:
     """Execute the notebook at `path` in place at `scale`; returns and stores what the run cost.
 
-    Stored in `metadata.labkit`: scale, source_sha256, seconds (wall clock, kernel start included) and peak_mb (10^6 bytes, the
-    largest resident size of the kernel). Raises nbclient's CellExecutionError when a cell fails; the file is then left as it was.
+    Stored in `metadata.labkit`: scale, source_sha256, seconds (wall clock, kernel start included) and peak_mb (10^6 bytes,
+    the largest resident size of the kernel). Raises CellExecutionError when a cell fails; the file is then left as it was.
     """
     from nbclient import NotebookClient
 
