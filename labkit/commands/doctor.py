@@ -21,10 +21,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print OK and WARN lines; exit status 0, since a warning stops nobody."""
+    """Print the findings; exit status 0, since a warning stops nobody."""
+    print_findings()
+    return 0
+
+
+def print_findings() -> None:
+    """Print an OK or WARN line a finding, with the remedy under each warning."""
     for ok, finding, remedy in findings():
         print(f"{'OK  ' if ok else 'WARN'}  {finding}" + ("" if ok else f"\n      → {remedy}"))
-    return 0
 
 
 def findings() -> Iterator[Line]:
