@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 
 def adamw(parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -77,11 +78,5 @@ def longest_run(model: nn.Module) -> list[nn.Module]:
 
 
 def to_device(batch: Any, device: torch.device | str) -> Any:
-    """`batch` with every tensor moved to `device`; tuples, lists and dicts are walked."""
-    if isinstance(batch, Tensor):
-        return batch.to(device)
-    if isinstance(batch, dict):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        return type(batch)(to_device(value, device) for value in batch)
-    return batch
+    """`batch` with every tensor in it moved to `device`; tuples, lists, dicts and named tuples are walked."""
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
