@@ -76,16 +76,20 @@ def _round_magnitude(fmt: FloatFormat, number: Exact, rounding: Rounding, draw: 
     whole, rest = divmod(numerator, denominator)
     # One binade up is 2^fraction_bits codes up, and the hidden bit of `whole` is itself worth one such step.
     code = (binade << fmt.fraction_bits) + whole - fmt.is_scale
-    return code + _rounds_away(rounding, code, number.sign, rest, denominator, draw)
+    odd = whole & 1
+    return code + _rounds_away(rounding, number.sign, odd, rest, denominator, draw)
 
 
-def _rounds_away(rounding: Rounding, code: int, sign: int, rest: int, whole: int, draw: float | None) -> bool:
-    """Whether `code` + `rest`/`whole` of an ulp goes to code + 1."""
+def _rounds_away(rounding: Rounding, sign: int, odd: int, rest: int, ulp: int, draw: float | None) -> bool:
+    """Whether a significand (odd or not) that drops `rest`/`ulp` of an ulp goes to the next one away from zero.
+
+    Without fraction bits both neighbours of a tie are odd; the larger one wins (IEEE 754-2019, 4.3.1).
+    """
     match rounding:
         case "nearest_even":
-            return 2 * rest + (code & 1) > whole
+            return 2 * rest + odd > ulp
         case "nearest_away":
-            return 2 * rest >= whole
+            return 2 * rest >= ulp
         case "up":
             return rest > 0 and not sign
         case "down":
@@ -93,7 +97,7 @@ def _rounds_away(rounding: Rounding, code: int, sign: int, rest: int, whole: int
         case "stochastic":
             assert draw is not None
             chance = Fraction(draw)
-            return chance.numerator * whole < rest * chance.denominator
+            return chance.numerator * ulp < rest * chance.denominator
     return False
 
 

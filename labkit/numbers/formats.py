@@ -38,7 +38,7 @@ class FloatFormat:
 
     An unsigned format without fraction bits is a scale format (OCP E8M0): it has no zero, its code 0 is 2^-bias.
 
-    `bias=None` takes 2^(exponent_bits - 1) - 1, one more for "fnuz", and 1 where there is no exponent field.
+    `bias=None` takes 2^(exponent_bits - 1) - 1, one more for "fnuz", and 0 where there is no exponent field.
     Raises ValueError, TypeError where no such format can exist.
     """
 
@@ -52,8 +52,8 @@ class FloatFormat:
 
     def __post_init__(self) -> None:
         if self.bias is None:
-            half = 1 << self.exponent_bits >> 1 if _is_count(self.exponent_bits) else 1
-            object.__setattr__(self, "bias", max(half, 1) if self.specials == "fnuz" or half == 0 else half - 1)
+            half = 1 << max(self.exponent_bits, 0) >> 1 if _is_count(self.exponent_bits) else 1
+            object.__setattr__(self, "bias", half if self.specials == "fnuz" else max(half - 1, 0))
         _validate(self)
 
     # --- what the format is -------------------------------------------------------------------------------------
