@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -61,17 +62,13 @@ class Checkpointing:
     def __enter__(self) -> "Checkpointing":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.remove()
 
     def _patch(self, block: nn.Module, forward: Callable[..., Any]) -> None:
         if "forward" in vars(block):
             self.remove()
-            raise ValueError(
-                f"a block ({type(block).__name__}) has a replaced forward already; remove() the old policy first"
-            )
+            raise ValueError(f"a block ({type(block).__name__}) has a replaced forward already; remove() the old policy first")
         block.forward = forward
         self._patched.append(block)
 
@@ -94,7 +91,7 @@ def apply_checkpointing(model: nn.Module, blocks: Sequence[nn.Module], policy: P
     handle = Checkpointing(policy, segments, blocks)
     if policy == "offload":
         for block in blocks:
-            handle._patch(block, _offloaded(model, block))
+            handle._patch(block, _offloaded(block))
     recompute = _selectively if policy == "selective" else _wholly
     for indices in segments:
         segment = _Segment([blocks[index] for index in indices], indices, recompute)
@@ -218,35 +215,36 @@ def _repeatable(run: Callable[..., Any], blocks: list[nn.Module]) -> Callable[..
     if not norms:
         return run
     calls = count()
+    # Made here, before a selective checkpoint starts to watch: an operation that only one of the two passes has would
+    # confuse it.
+    spares = [{name: each.clone() for name, each in norm._buffers.items() if each is not None} for norm in norms]
 
     def run_or_repeat(*args: Any, **kwargs: Any) -> Any:
-        with nullcontext() if next(calls) == 0 else _spare_statistics(norms):
+        with nullcontext() if next(calls) == 0 else _exchanged(norms, spares):
             return run(*args, **kwargs)
 
     return run_or_repeat
 
 
 @contextmanager
-def _spare_statistics(norms: list[_NormBase]) -> Iterator[None]:
-    """Let `norms` write to copies of their running statistics: the first pass has updated the real ones."""
+def _exchanged(norms: list[_NormBase], spares: list[dict[str, Tensor]]) -> Iterator[None]:
+    """Let `norms` write to `spares` in place of their running statistics: the first pass has updated the real ones."""
     kept = [dict(norm._buffers) for norm in norms]
     try:
-        for norm in norms:
-            norm._buffers.update(
-                {name: None if value is None else value.clone() for name, value in norm._buffers.items()}
-            )
+        for norm, spare in zip(norms, spares, strict=True):
+            norm._buffers.update(spare)
         yield
     finally:
         for norm, buffers in zip(norms, kept, strict=True):
             norm._buffers.update(buffers)
 
 
-def _offloaded(model: nn.Module, block: nn.Module) -> Callable[..., Any]:
+def _offloaded(block: nn.Module) -> Callable[..., Any]:
     """The block's forward with what it saves for backward held on the host."""
     own = block.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        with _Offload(model, (args, kwargs)):
+        with _Offload(block, (args, kwargs)):
             return own(*args, **kwargs)
 
     return forward
@@ -258,8 +256,8 @@ class _Offload(saved_tensors_hooks):
     A tensor saved by several operations is moved once, and an expanded one without its repetitions.
     """
 
-    def __init__(self, model: nn.Module, arguments: Any) -> None:
-        lasting = [*model.parameters(), *model.buffers()]
+    def __init__(self, block: nn.Module, arguments: Any) -> None:
+        lasting = [*block.parameters(), *block.buffers()]
         lasting += [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor) and not leaf.requires_grad]
         self._lasting = {_storage(tensor) for tensor in lasting}
         self._moved: dict[Any, Tensor] = {}
@@ -278,8 +276,9 @@ class _Offload(saved_tensors_hooks):
         return tensor.device, tensor.shape, self._moved[key]
 
 
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+def _storage(tensor: Tensor) -> StorageWeakRef:
+    # A weak reference, held as a key, also keeps the address of a freed storage from being given to another.
+    return StorageWeakRef(tensor.untyped_storage())
 
 
 _moving = False
