@@ -10,8 +10,8 @@ _LAZY = {
     "MemoryReport": "labkit.memory.report",
     "Tracker": "labkit.memory.tracker",
     "format_bytes": "labkit.memory.units",
-    "measure": "labkit.memory.measure",
-    "measure_workload": "labkit.memory.measure",
+    "measure": "labkit.memory.meter",
+    "measure_workload": "labkit.memory.meter",
     "parse_bytes": "labkit.memory.units",
     "saved_tensors": "labkit.memory.saved",
 }

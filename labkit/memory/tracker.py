@@ -55,10 +55,10 @@ class _Storage(weakref.ref):
 class Tracker(TorchDispatchMode):
     """Record the storages that come and go inside a `with` block, by category, phase, op and module.
 
-    `model` and `optimizer` say which storages are parameters, gradients and optimizer state, and name the modules;
-    `inputs` is any nest of tensors that exists beforehand. Phases are found without the step's help: inside autograd's
-    engine is backward, a module that runs forward in there is recompute, inside `Optimizer.step` is optimizer. Activations
-    are what a forward (or a recompute) made and backward found still alive.
+    `model` and `optimizer` say which storages are parameters, gradients and optimizer state, and name the modules; `inputs` is
+    any nest of tensors that exists beforehand, `storages` weak references to storages that do. Phases are found without the
+    step's help: inside autograd's engine is backward, a forward that runs in there is recompute, inside `Optimizer.step` is
+    optimizer. Activations are what a forward (or a recompute) made and backward found still alive.
 
     With `find_inputs=True` the arguments of every op are looked at too, and `found` then holds the storages that the
     step read though nobody declared them; this is slower, and meant for a warm-up step.
@@ -70,12 +70,14 @@ class Tracker(TorchDispatchMode):
         optimizer: Optimizer | Iterable[Optimizer] | None = None,
         *,
         inputs: Any = None,
+        storages: Iterable[weakref.ref] = (),
         find_inputs: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
         self.optimizers = _as_list(optimizer)
-        self.inputs = inputs
+        self._inputs = inputs
+        self._input_storages = list(storages)
         self.find_inputs = find_inputs
         self.found: list[weakref.ref] = []
         #: (storage number, signed bytes, op, module, phase), in order; `events` is the readable form.
@@ -127,7 +129,12 @@ class Tracker(TorchDispatchMode):
         self._mark(_state_tensors(self.model), "parameters")
         self._mark(_optimizer_tensors(self.optimizers), "optimizer")
         self._mark(_gradients(self.model, self.optimizers), "gradients")
-        self._mark((leaf for leaf in tree_leaves(self.inputs) if isinstance(leaf, Tensor)), "inputs", override=False)
+        self._mark((leaf for leaf in tree_leaves(self._inputs) if isinstance(leaf, Tensor)), "inputs", override=False)
+        for reference in self._input_storages:
+            storage = reference()
+            if storage is not None and storage._cdata not in self._live:
+                self._born(storage, storage.device, "inputs")
+        self._inputs = storage = None  # hold nothing that the step may want to free
         self._phase = "forward"
         self._handles = [
             register_module_forward_pre_hook(self._enter_module),
