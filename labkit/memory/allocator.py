@@ -90,7 +90,7 @@ class Pool:
         place = bisect_left(self._order, (size, -1))
         return None if place == len(self._order) else self._blocks[self._order[place][1]]
 
-    def __iter__(self):  # noqa: ANN204 - an iterator over Block
+    def __iter__(self):
         return iter(list(self._blocks.values()))
 
 
