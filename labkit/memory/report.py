@@ -172,14 +172,17 @@ class MemoryReport:
         ax.step(x, floor, where="post", color="black", linewidth=1.1)
         ax.set(xlabel="allocations and frees, in order", ylabel=f"live memory ({unit})", xlim=(0, x[-1]), title=title or "")
         ax.set_ylim(0, floor.max() * 1.22)
-        self._mark_phases(ax)
-        self._mark_peak(ax, UNITS[unit], floor.max())
-        handles, labels = ax.get_legend_handles_labels()
-        ax.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5))
+        unnamed = self._mark_phases(ax)
+        self._mark_peak(ax, UNITS[unit])
+        handles = [*unnamed, *ax.get_legend_handles_labels()[0][::-1]]
+        ax.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), handleheight=1.2)
         return ax.figure  # type: ignore[return-value]
 
-    def _mark_phases(self, ax: "Axes") -> None:
-        """A strip along the top that names the phase of every stretch wide enough to carry the name."""
+    def _mark_phases(self, ax: "Axes") -> list[Any]:
+        """A strip along the top with the phases, named where there is room; legend entries for those named nowhere."""
+        from matplotlib.patches import Patch
+
+        unnamed = dict.fromkeys(self.timeline["phase"].iloc[1:])
         phases = self.timeline["phase"].to_numpy()
         starts = [1, *(i for i in range(2, len(phases)) if phases[i] != phases[i - 1]), len(phases)]
         strip = ax.get_xaxis_transform()
@@ -192,8 +195,11 @@ class MemoryReport:
                 middle = (start + end) / 2 - 1
                 box = {"facecolor": color, "edgecolor": "none", "pad": 1.0} if hatch else None
                 ax.text(middle, 0.967, phases[start], transform=strip, ha="center", va="center", size=8.5, bbox=box)
+                unnamed.pop(phases[start], None)
+        marks = {name: _PHASE_MARKS[name] for name in _PHASE_MARKS if name in unnamed}
+        return [Patch(facecolor=c, edgecolor="#555555", hatch=h, lw=0.4, label=name) for name, (c, h) in marks.items()]
 
-    def _mark_peak(self, ax: "Axes", unit_bytes: int, height: float) -> None:
+    def _mark_peak(self, ax: "Axes", unit_bytes: int) -> None:
         at = int(self.timeline["live"].to_numpy().argmax())
         right = at > 0.6 * len(self.timeline)
         where = f" · {self.module_at_peak}" if self.module_at_peak else ""
