@@ -146,7 +146,7 @@ class BitViewer(LabWidget):
         """Everything that is shown, as one line of text to share; `BitViewer.from_state` and the viewer's own box read it."""
         parts = {"value": self.source, "formats": ",".join(_format_text(spec) for spec in self.formats)}
         parts |= {"rounding": self.rounding, "overflow": self.overflow, "draw": repr(self.draw), "update": self.update}
-        return urlencode(parts, safe=":,/^*+")
+        return urlencode(parts, safe=":,/^")
 
     @classmethod
     def from_state(cls, text: str) -> "BitViewer":

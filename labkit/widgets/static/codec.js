@@ -37,6 +37,21 @@ export function makeFormat(name, exponentBits, fractionBits, specials = "ieee", 
 
 export const FORMATS = Object.fromEntries(FORMAT_ROWS.map((row) => [row[0], makeFormat(...row)]));
 
+// The format itself; an Error with one sentence where no such format can exist (the rules of labkit.numbers.FloatFormat).
+export function checkFormat(format) {
+  const limits = { exponent_bits: [0, 15], fraction_bits: [0, 112], bias: [-32768, 32768] };
+  for (const [field, [low, high]] of Object.entries(limits)) {
+    const number = format[field];
+    if (!Number.isInteger(number) || number < low || number > high) throw new Error(`${field} is a whole number from ${low} to ${high}, not ${number}.`);
+  }
+  if (!SPECIALS.includes(format.specials)) throw new Error(`Special values are ${SPECIALS.join(", ")}, not ${format.specials}.`);
+  if (format.specials === "ieee" && !(format.exponent_bits && format.fraction_bits)) throw new Error("Infinities and NaNs need an exponent bit and a fraction bit.");
+  if (format.specials === "fnuz" && !format.signed) throw new Error("fnuz needs a sign bit: its NaN is the code of negative zero.");
+  const { maxCode, scaleOnly } = shapeOf(format);
+  if (maxCode < (scaleOnly ? 0n : 1n)) throw new Error("Such a format would hold no number but zero.");
+  return format;
+}
+
 // ---- integers and rationals -------------------------------------------------------------------------------------
 
 export function bitLength(n) {
@@ -396,7 +411,7 @@ function layOut(digits, exponent, negative) {
   const point = digits.length + exponent;
   if (exponent >= 0 && point <= 24) return sign + digits + "0".repeat(exponent);
   if (exponent < 0 && point > 0) return sign + digits.slice(0, point) + "." + digits.slice(point);
-  if (exponent < 0 && point > -6) return sign + "0." + "0".repeat(-point) + digits;
+  if (exponent < 0 && point > -4) return sign + "0." + "0".repeat(-point) + digits;
   return sign + digits[0] + (digits.length > 1 ? "." + digits.slice(1) : "") + "e" + (point - 1);
 }
 
@@ -451,6 +466,9 @@ export function shortDecimal(value, significant = 17) {
   const exponent = rounded.exponent + rounded.digits.length - kept.length;
   return { text: layOut(kept, exponent, value.negative), exact: rounded.exact };
 }
+
+const SUPERSCRIPTS = { "-": "\u207b", 0: "\u2070", 1: "\u00b9", 2: "\u00b2", 3: "\u00b3", 4: "\u2074", 5: "\u2075", 6: "\u2076", 7: "\u2077", 8: "\u2078", 9: "\u2079" };
+export const power = (exponent) => "2" + String(exponent).replace(/[-\d]/g, (sign) => SUPERSCRIPTS[sign]);
 
 // For reading: a true minus sign, and "≈" before what was cut.
 export function pretty(value, significant = 17) {

@@ -30,7 +30,7 @@ export function setAttribute(node, name, value) {
 
 // The root of a widget: theme class, a name for screen readers, and Jupyter's own key bindings held off.
 export function makeRoot(el, model, className, label) {
-  const root = h("section", { class: `labkit ${className}`, "aria-label": label, "data-lm-suppress-shortcuts": "true" });
+  const root = h("div", { class: `labkit ${className}`, role: "group", "aria-label": label, "data-lm-suppress-shortcuts": "true" });
   el.append(root);
   return root;
 }
@@ -42,6 +42,25 @@ export function labelled(label, control, attributes = {}) {
 
 export function select(options, attributes = {}) {
   return h("select", attributes, ...options.map(([value, text]) => h("option", { value, text })));
+}
+
+// A button; `label` is its name for screen readers and its tooltip where the text alone is too short.
+export function button(text, action, { label = null, ...attributes } = {}) {
+  const node = h("button", { type: "button", "aria-label": label, title: label, text, ...attributes });
+  node.addEventListener("click", action);
+  return node;
+}
+
+// A drop-down that follows a trait. `take` gets the chosen value.
+export function choice({ label, options, read, take }) {
+  const control = select(options);
+  control.addEventListener("change", () => take(control.value));
+  control.addEventListener("keydown", (event) => event.stopPropagation());
+  return { field: labelled(label, control), control, refresh: () => (control.value = read()) };
+}
+
+export function disclosure(summary, ...children) {
+  return h("details", {}, h("summary", { text: summary }), h("div", { class: "lk-fold" }, ...children));
 }
 
 // A polite live region that speaks once the changes pause, so that a drag is not read out bit by bit.
