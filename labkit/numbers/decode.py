@@ -11,18 +11,19 @@ def decode(fmt: FloatFormat, code: int) -> float:
 
     Raises ValueError for a code out of range, and for a value of a custom format that no float equals.
     """
-    parts = fields(fmt, code)
-    sign = -1.0 if parts.sign and (fmt.specials != "fnuz" or parts.significand is not None) else 1.0
-    if parts.significand is None or parts.true_exponent is None:
-        return math.copysign(math.inf if parts.kind == "infinity" else math.nan, sign)
-    exact = _magnitude(fmt, parts)
-    try:
-        value = float(exact)
-    except OverflowError:
-        value = math.inf
-    if value != exact:
+    magnitude = fmt.check_code(code) & fmt.magnitude_mask
+    sign = -1.0 if code != magnitude else 1.0
+    if fmt.specials == "fnuz" and code == fmt.sign_mask:
+        return math.nan
+    if magnitude > fmt.max_code:
+        return math.copysign(math.inf if fmt.has_infinity and magnitude == fmt.infinity_code else math.nan, sign)
+    significand, exponent = _scaled(fmt, magnitude)
+    while significand and not significand & 1:
+        significand, exponent = significand >> 1, exponent + 1
+    width = significand.bit_length()
+    if significand and (width > 53 or exponent < -1074 or exponent + width > 1024):
         raise ValueError(f"{fmt.name} code {code:#x} is not exactly a float; use decode_exact")
-    return math.copysign(value, sign)
+    return sign * math.ldexp(significand, exponent if significand else 0)
 
 
 def decode_exact(fmt: FloatFormat, code: int) -> Fraction:
@@ -30,7 +31,19 @@ def decode_exact(fmt: FloatFormat, code: int) -> Fraction:
     parts = fields(fmt, code)
     if parts.significand is None:
         raise ValueError(f"{fmt.name} code {code:#x} is {parts.kind}, which no fraction equals")
-    return -_magnitude(fmt, parts) if parts.sign else _magnitude(fmt, parts)
+    significand, exponent = _scaled(fmt, code & fmt.magnitude_mask)
+    magnitude = Fraction(significand << exponent) if exponent >= 0 else Fraction(significand, 1 << -exponent)
+    return -magnitude if parts.sign else magnitude
+
+
+def _scaled(fmt: FloatFormat, magnitude: int) -> tuple[int, int]:
+    """The value of a finite magnitude as an integer times a power of two: the integer and the power."""
+    exponent = magnitude >> fmt.fraction_bits
+    if fmt.is_scale:
+        return 1, fmt.min_exponent + exponent
+    fraction = magnitude & ((1 << fmt.fraction_bits) - 1)
+    hidden = min(exponent, 1) << fmt.fraction_bits
+    return hidden | fraction, fmt.min_exponent + max(exponent, 1) - 1 - fmt.fraction_bits
 
 
 def fields(fmt: FloatFormat, code: int) -> Fields:
@@ -69,8 +82,3 @@ def _kind(fmt: FloatFormat, code: int, magnitude: int, fraction: int) -> Kind:
     if fmt.is_scale or magnitude >> fmt.fraction_bits:
         return "normal"
     return "subnormal" if magnitude else "zero"
-
-
-def _magnitude(fmt: FloatFormat, parts: Fields) -> Fraction:
-    assert parts.significand is not None and parts.true_exponent is not None
-    return parts.significand * Fraction(2) ** parts.true_exponent
