@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
 #: What memory is for. Buffers count as parameters; activations are what the forward pass keeps for the backward pass.
@@ -155,14 +155,14 @@ class Tracker(TorchDispatchMode):
         self._newborn.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if types and any(map(is_traceable_wrapper_subclass, types)):
+        if types and any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented  # let the wrapper call the ops on what it wraps: those are the real storages
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = _kind(func)
         if kind != _SILENT:
             self._op = func
-        if self.find_inputs:
+        if self.find_inputs and func._schema.name not in _FRESH_ALIASES:
             self._look_at(args, kwargs)
         out = func(*args, **kwargs) if kwargs else func(*args)
         if kind <= _ALIAS:
@@ -193,6 +193,8 @@ class Tracker(TorchDispatchMode):
         self._log.append((number, nbytes, self._op, module, phase))
 
     def _freed(self, reference: _Storage) -> None:
+        if self._live.get(reference.key) is not reference:
+            return  # resized since: it lives on under another number
         phase, module = self._now()
         del self._live[reference.key]
         self._log.append((reference.id, -reference.nbytes, self._op, module, phase))
