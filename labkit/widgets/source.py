@@ -1,4 +1,4 @@
-"""The text that a widget shows as its value: a number, or a bit pattern in a format. Read here, and in static/codec.js alike."""
+"""The text that a widget shows as its value: a number, or a bit pattern in a format. The browser reads it alike."""
 
 import math
 import re

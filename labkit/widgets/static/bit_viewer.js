@@ -101,8 +101,11 @@ function errorText(format, code, typed) {
   if (typed.kind === "infinity") return "saturated: the largest finite value";
   const error = subtract(stored, typed);
   if (error.num === 0n) return "exact";
+  const gap = ulp(format, code);
+  const overflowed = code === encode(infinity(typed.negative), format, { overflow: "saturate" }) && 2n * error.num * gap.den > gap.num * error.den;
   if (typed.beyond) return "the error is beyond any format";
-  return `error ${plusMinus(error, 6)} (${plusMinus(inUlps(error, ulp(format, code)), 6)} ulp)`;
+  const size = `error ${plusMinus(error, 6)} (${plusMinus(inUlps(error, gap), 6)} ulp)`;
+  return overflowed ? `overflow: saturated, ${size}` : size;
 }
 
 function addUpdate(format, code, update, options) {
@@ -111,6 +114,7 @@ function addUpdate(format, code, update, options) {
   const result = codeIn(format, { value: add(before, update), pinned: null }, options).code;
   if (result === null) return { text: "The sum is NaN, which this format does not have.", result: code, vanished: false };
   if (isZero(update)) return { text: "Zero changes nothing.", result, vanished: false };
+  if (before.kind === "infinity") return { text: "Infinity stays infinity.", result, vanished: false };
   const gap = ulp(format, code);
   const size = gap && update.kind === "finite" ? `${pretty({ ...inUlps(update, gap), negative: false }, 3)} ulp` : "not finite";
   if (result === code) return { text: `The update is ${size}: it vanishes, the bits stay as they are.`, result, vanished: true };
@@ -279,8 +283,7 @@ function buildAnatomy() {
   }
   const parts = ["sign", "exponent", "fraction"].map((name) => h("span", { class: `lb-term lb-term-${name}` }));
   entries.value.append(parts[0], " × ", parts[1], " × ", parts[2]);
-  const special = h("dd", {});
-  return { list, entries, parts, special, strip: h("div", { class: "lb-strip", "aria-hidden": "true" }) };
+  return { list, entries, parts, strip: h("div", { class: "lb-strip", "aria-hidden": "true" }) };
 }
 
 function specialWords(part) {
@@ -312,9 +315,12 @@ function renderAnatomy(anatomy, format, code, read, options) {
   renderStrip(anatomy.strip, format, code, read, options);
 }
 
+// Decimal digits that tell neighbours apart.
+const tellingDigits = (format) => Math.max(8, Math.min(36, Math.ceil(format.fraction_bits * 0.302) + 2));
+
 function neighbourWords(format, code, part) {
-  const below = pretty(decode(format, nextDown(format, code)), 12);
-  const above = pretty(decode(format, nextUp(format, code)), 12);
+  const below = pretty(decode(format, nextDown(format, code)), tellingDigits(format));
+  const above = pretty(decode(format, nextUp(format, code)), tellingDigits(format));
   const exponent = part.exponent - format.fraction_bits;
   return `${below} below, ${above} above; the gap, one ulp, is ${power(exponent)} ${pretty(ulp(format, code), 8).replace(/^(?!≈)/, "= ")}`;
 }
@@ -337,9 +343,10 @@ function renderStrip(strip, format, code, read, options) {
     h("span", { class: "lb-band", style: `left:${from}%;width:${to - from}%` }),
     ...[below, stored, above].flatMap((value, index) => index !== 1 && compare(value, stored) === 0 ? [] : [
       h("span", { class: `lb-tick${index === 1 ? " lb-here" : ""}`, style: `left:${at[index]}%` }),
-      h("span", { class: "lb-tick-label lk-mono", style: `left:${at[index]}%`, text: pretty(value, 8) }),
+      h("span", { class: "lb-tick-label lk-mono", style: `left:${at[index]}%`, text: pretty(value, tellingDigits(format)) }),
     ]),
   ];
+  strip.classList.toggle("lb-long", tellingDigits(format) > 12);
   const typed = read.pinned || read.value.kind !== "finite" || read.value.beyond ? null : place(read.value);
   if (typed !== null && typed > 1 && typed < 99) {
     nodes.push(h("span", { class: "lb-typed", style: `left:${typed}%` }), h("span", { class: "lb-typed-label", style: `left:${typed}%`, text: "typed" }));
