@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope
 TEST_ENV := OMP_NUM_THREADS=1 LABKIT_SCALE=ci LABKIT_PROGRESS=0 PYTHONHASHSEED=0
 NBVAL := --nbval-lax --nbval-cell-timeout=300 --nbval-kernel-name=python3
 
-.PHONY: lab test notebooks lint bench clean
+.PHONY: lab test notebooks colab lanes site lint bench clean
 
 lab: $(READY)
 	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
@@ -22,6 +22,18 @@ test: $(READY)
 # Run every notebook in place at scale laptop, so that the stored outputs are fresh.
 notebooks: $(READY)
 	$(BIN)/python -m labkit notebooks run --scale laptop
+
+# Self-contained copies for Colab; REPO=owner/name TAG=v1 adds badges.
+colab: $(READY)
+	$(BIN)/python -m labkit colab build/colab $(if $(REPO),--repo $(REPO)) $(if $(TAG),--tag $(TAG))
+
+# The course in other environments: LANE=colab, lowest or newest; all three without it.
+lanes: $(READY)
+	$(BIN)/python -m labkit lanes $(LANE)
+
+site: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[site]'
+	$(BIN)/python -m labkit site build/site
 
 lint: $(READY)
 	$(BIN)/ruff check .
