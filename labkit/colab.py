@@ -12,8 +12,8 @@ from nbformat import NotebookNode
 from labkit.exercises import notebooks
 
 #: The first cell. It installs without dependencies, since Colab has them all and replacing its numpy breaks the session.
-_INSTALL = '''# Installs labkit from the wheel inside this cell: no network, nothing else is changed. Running it again is harmless.
-import base64, hashlib, importlib, importlib.metadata, pathlib, subprocess, sys, tempfile
+_INSTALL = """# Installs labkit from the wheel inside this cell: no network, and nothing else changes. Run it as often as you like.
+import base64, hashlib, importlib.util, pathlib, subprocess, sys, tempfile
 
 NAME, SHA256 = "{name}", "{sha256}"
 WHEEL = "{payload}"
@@ -29,10 +29,10 @@ def install_labkit():
     with tempfile.TemporaryDirectory() as folder:
         wheel = pathlib.Path(folder) / NAME
         wheel.write_bytes(data)
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--force-reinstall", str(wheel)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        options = ["--quiet", "--no-deps", "--no-index", "--force-reinstall"]
+        done = subprocess.run([sys.executable, "-m", "pip", "install", *options, str(wheel)], capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit("labkit could not be installed; restart the runtime and run this cell again. pip said: " + done.stderr[-300:])
+        raise SystemExit("labkit could not be installed; restart the runtime and run this again. pip: " + done.stderr[-300:])
     importlib.invalidate_caches()
     marker.touch()
     return "labkit is installed."
@@ -42,7 +42,7 @@ print(install_labkit())
 missing = [name for name in ("torch", "pandas", "matplotlib", "jinja2", "psutil", "tqdm", "ipywidgets", "anywidget")
            if importlib.util.find_spec(name) is None]
 if missing:
-    print("Not installed here, and needed by this notebook:", ", ".join(missing))'''
+    print("Not installed here, and needed by this notebook:", ", ".join(missing))"""
 
 _BADGE = "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({url})"
 

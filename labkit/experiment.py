@@ -254,7 +254,7 @@ def _replace(path: Path, frame: pd.DataFrame) -> None:
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a precision and policy: mean over the seeds, spread of the loss (largest less smallest), peak in MB (10^6 bytes)."""
+    """One row a precision and policy: means over the seeds, the loss's spread (largest less smallest), peak in MB (10^6 bytes)."""
     groups = frame.groupby(["precision", "checkpointing"], sort=False)
     table = groups.agg(
         runs=("seed", "size"),
@@ -285,6 +285,4 @@ def styled(frame: pd.DataFrame) -> Any:
         names["peak_mb"]: "{:,.1f}",
     }
     table = summary(frame).rename(columns=names)
-    return (
-        table.style.format(formats, na_rep="–").bar(subset=[names["peak_mb"]], color="#56B4E966", vmin=0).hide(axis="index")
-    )
+    return table.style.format(formats, na_rep="–").bar(subset=[names["peak_mb"]], color="#56B4E966", vmin=0).hide(axis="index")

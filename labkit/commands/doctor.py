@@ -79,7 +79,7 @@ def _matmul() -> Iterator[Line]:
     if "emulated" in (support["bf16"], support["fp16"]):
         slow = " and ".join(name for name in ("bf16", "fp16") if support[name] == "emulated")
         if hardware.device().type == "cpu":
-            remedy = "nothing to do: labkit multiplies in fp32 and rounds once, as a tensor core does (labkit.techniques.fast_matmul)"
+            remedy = "nothing to do: labkit.techniques.fast_matmul multiplies in fp32 and rounds once, as a tensor core does"
         else:
             remedy = "choose a setting in fp16 (16-mixed) on this card"
         yield False, f"no native matrix units for {slow} here: stock kernels are many times slower than fp32", remedy
