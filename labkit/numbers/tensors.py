@@ -76,12 +76,15 @@ def _first_holding(fmt: FloatFormat, dtypes: list[torch.dtype], *, working: bool
 
 def _round(x: Tensor, fmt: FloatFormat, rounding: Rounding, overflow: Overflow, generator: torch.Generator | None) -> Tensor:
     """`x` (1-D, float32 or float64) rounded to `fmt`; a new tensor."""
+    if fmt.min_exponent > fmt.fraction_bits:  # an ulp above 1: a tiny number divided by it could underflow to zero
+        floor = 2.0 ** (fmt.min_exponent - fmt.fraction_bits - 60)
+        x = torch.where((x != 0) & (x.abs() < floor), x.sign() * floor, x)
     ulp = _ulp(x, fmt)
     # Dividing by a power of two is exact, and so is every rounding of the quotient to an integer: the format's own rounding.
     y = _round_to_integer(x / ulp, rounding, generator).mul_(ulp)
     _overflow(y, x, fmt, rounding, overflow)
     if not fmt.signed:
-        _no_negatives(y, fmt, overflow)
+        _no_negatives(y, x, fmt, overflow)
     if fmt.is_scale:
         y.clamp_(min=fmt.smallest_normal)
     elif not fmt.has_negative_zero:
@@ -138,9 +141,10 @@ def _overflow(y: Tensor, x: Tensor, fmt: FloatFormat, rounding: Rounding, overfl
         y.masked_fill_(x == sign * torch.inf, sign * beyond)
 
 
-def _no_negatives(y: Tensor, fmt: FloatFormat, overflow: Overflow) -> None:
+def _no_negatives(y: Tensor, x: Tensor, fmt: FloatFormat, overflow: Overflow) -> None:
+    """What an unsigned format makes of negatives; one that rounds to a zero that the format has is a zero."""
     lost = overflow == "saturate" or not fmt.has_nan
-    y.masked_fill_(y < 0, 0.0 if lost else torch.nan)
+    y.masked_fill_((x if fmt.is_scale else y) < 0, 0.0 if lost else torch.nan)
     if fmt.has_zero:
         y.abs_()
 
