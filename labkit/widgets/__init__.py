@@ -5,8 +5,10 @@ from typing import Any
 
 _LAZY = {
     "BitViewer": "labkit.widgets.bit_viewer",
+    "LossScaleExplorer": "labkit.widgets.loss_scale_explorer",
     "NumberLine": "labkit.widgets.number_line",
     "RangeExplorer": "labkit.widgets.range_explorer",
+    "UpdateExplorer": "labkit.widgets.update_explorer",
 }
 __all__ = sorted(_LAZY)
 
