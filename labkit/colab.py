@@ -12,7 +12,7 @@ from nbformat import NotebookNode
 from labkit.exercises import notebooks
 
 #: The first cell. It installs without dependencies, since Colab has them all and replacing its numpy breaks the session.
-_INSTALL = """# Installs labkit from the wheel inside this cell: no network, and nothing else changes. Run it as often as you like.
+_INSTALL = """# Installs labkit from the wheel inside this cell: no network, nothing else changes, and twice is harmless.
 import base64, hashlib, importlib.util, pathlib, subprocess, sys, tempfile
 
 NAME, SHA256 = "{name}", "{sha256}"
