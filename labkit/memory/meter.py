@@ -54,7 +54,6 @@ def measure(
     def tracker(**options: Any) -> Tracker:
         return Tracker(model, optimizers, **options)
 
-    gc.collect()
     if not allocator or device.type not in ("cpu", "cuda"):
         tracked = _second_step(step, tracker, inputs)
         return MemoryReport(_on(device, tracked), str(device), name=name)
