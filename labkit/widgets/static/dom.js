@@ -15,8 +15,11 @@ function fill(node, attributes, children) {
 export const h = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
 export const svg = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG_NAMESPACE, tag), attributes, children);
 
-let serial = 0;
-export const freshId = (stem) => `labkit-${stem}-${(serial += 1)}`;
+// Counted on the page, because each widget is a module of its own.
+export function freshId(stem) {
+  globalThis.labkitSerial = (globalThis.labkitSerial ?? 0) + 1;
+  return `labkit-${stem}-${globalThis.labkitSerial}`;
+}
 
 // Touch the page only where something changed: a drag over 64 bits must fit into a frame.
 export function setText(node, text) {

@@ -134,17 +134,17 @@ export function drawHistogram(canvas, { histogram, formats, shift, pixels, patte
 export function buildFates() {
   const body = h("tbody");
   const heads = ["Format", "lost to zero", "subnormal", "normal", "overflow"];
-  const table = h("table", { class: "hg-table" }, h("caption", { class: "lk-hidden", text: "Share of the nonzero numbers by fate" }),
+  const table = h("table", { class: "lk-table" }, h("caption", { class: "lk-hidden", text: "Share of the nonzero numbers by fate" }),
     h("thead", {}, h("tr", {}, ...heads.map((text) => h("th", { scope: "col", text })))), body);
   const render = (histogram, formats, shift) => {
     const total = nonzero(histogram);
     body.replaceChildren(...formats.map((format) => {
       const count = fates(histogram, format, shift);
-      const cell = (name, warn) => h("td", { class: warn && count[name] ? "lk-mono hg-lost" : "lk-mono", text: percent(count[name], total) });
+      const cell = (name, warn) => h("td", { class: warn && count[name] ? "lk-mono lk-lost" : "lk-mono", text: percent(count[name], total) });
       const overflow = cell("overflow", true);
       if (count.overflow) overflow.append(` to ${formatRange(format).overflow}`.replace("to saturated", "saturated"));
       return h("tr", {}, h("th", { scope: "row", class: "lk-mono", text: format.name }), cell("zero", true), cell("subnormal", false), cell("normal", false), overflow);
     }));
   };
-  return { node: h("div", { class: "hg-scroll", tabindex: "0", role: "group", "aria-label": "Share of the numbers by format and fate" }, table), render };
+  return { node: h("div", { class: "lk-scroll", tabindex: "0", role: "group", "aria-label": "Share of the numbers by format and fate" }, table), render };
 }

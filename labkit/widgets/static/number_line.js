@@ -230,9 +230,9 @@ function drawAll(canvas, view, formats, typed) {
 function buildTable() {
   const body = h("tbody");
   const heads = ["Format", ...LINE_ROUNDINGS.map(([, name]) => name), "stochastic"];
-  const table = h("table", { class: "nl-table" }, h("caption", { class: "lk-hidden", text: "Where the typed value lands" }),
+  const table = h("table", { class: "lk-table" }, h("caption", { class: "lk-hidden", text: "Where the typed value lands" }),
     h("thead", {}, h("tr", {}, ...heads.map((text) => h("th", { scope: "col", text })))), body);
-  const node = h("div", { class: "nl-scroll", tabindex: "0", role: "group", "aria-label": "Where the typed value lands, by format and rounding" }, table);
+  const node = h("div", { class: "lk-scroll", tabindex: "0", role: "group", "aria-label": "Where the typed value lands, by format and rounding" }, table);
   return { node, body };
 }
 
