@@ -6,6 +6,7 @@ The vocabulary is the 256 bytes, so any file is a text and nothing has to be lea
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ def load_text(source: str | Path | None = None, *, sequence: int = 1) -> Text:
         raise ValueError(f"{name} has {len(data)} bytes, too few for sequence {sequence}: at least {_needed(sequence)}")
     tokens = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     held_out = len(data) // HELD_OUT
-    return Text(name, train=tokens[:-held_out], validation=tokens[-held_out:])
+    return Text(Path(name).name, train=tokens[:-held_out], validation=tokens[-held_out:])
 
 
 def _needed(sequence: int) -> int:
@@ -68,10 +69,14 @@ def _read(name: str) -> bytes:
 
 
 def language_reference() -> bytes:
-    """Python's language reference, the text behind `help("while")`; it differs a little between Python versions."""
+    """Python's language reference, the text behind `help("while")`; it differs a little between Python versions.
+
+    Its topics stand in an order as good as random: in the alphabet's, the end, which is held out, would be little else than
+    the methods of strings and sequences.
+    """
     from pydoc_data.topics import topics
 
-    return "\n".join(topics[topic] for topic in sorted(topics)).encode()
+    return "\n".join(topics[topic] for topic in sorted(topics, key=lambda topic: crc32(topic.encode()))).encode()
 
 
 class Batches(ABC):
@@ -81,7 +86,8 @@ class Batches(ABC):
     a checkpointing policy draw. Its state can be saved and taken up again.
     """
 
-    def __init__(self, sequence: int, *, seed: int = 0) -> None:
+    def __init__(self, name: str, sequence: int, *, seed: int = 0) -> None:
+        self.name = name
         self.sequence = sequence
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -108,7 +114,7 @@ class TextBatches(Batches):
     """Windows of a text; those for validation are spread evenly over the held-out part."""
 
     def __init__(self, text: Text, sequence: int, *, seed: int = 0) -> None:
-        super().__init__(sequence, seed=seed)
+        super().__init__(text.name, sequence, seed=seed)
         self.text = text
 
     def __call__(self, size: int) -> Batch:
@@ -124,7 +130,7 @@ class RandomTokens(Batches):
     """Random token ids, for a vocabulary that no text at hand has: right for memory and time, with nothing to learn."""
 
     def __init__(self, vocab: int, sequence: int, *, seed: int = 0) -> None:
-        super().__init__(sequence, seed=seed)
+        super().__init__("random tokens", sequence, seed=seed)
         self.vocab = vocab
 
     def __call__(self, size: int) -> Batch:

@@ -69,7 +69,7 @@ def _require_positive_integer(name: str, value: object) -> None:
 #: The sizes the course uses, by name.
 PRESETS: dict[str, ModelConfig] = {
     # Trains in seconds on a CPU.
-    "tiny": ModelConfig(hidden=64, intermediate=192, layers=4, heads=4, kv_heads=2, sequence=64),
+    "tiny": ModelConfig(hidden=128, intermediate=384, layers=4, heads=4, kv_heads=2, sequence=64),
     # The longer lessons on a laptop.
     "small": ModelConfig(hidden=192, intermediate=512, layers=6, heads=6, kv_heads=2, sequence=128),
     # The model behind the claim "12 GB hold batch 8 in fp32 and batch 16 in bf16": 179.45 million parameters.
