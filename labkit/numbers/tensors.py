@@ -52,7 +52,10 @@ def quantize(
         return result.view(tensor.shape)
     size = CPU_CHUNK if source.device.type == "cpu" else source.numel()
     for chunk, out in zip(source.split(size), result.split(size), strict=True):
-        out.copy_(_round(chunk.to(work_dtype), fmt, rounding, overflow, generator))
+        work = out if result_dtype == work_dtype else torch.empty_like(out, dtype=work_dtype)
+        _round(chunk.to(work_dtype), work, fmt, rounding, overflow, generator)
+        if work is not out:
+            out.copy_(work)
     return result.view(tensor.shape)
 
 
@@ -74,14 +77,16 @@ def _first_holding(fmt: FloatFormat, dtypes: list[torch.dtype], *, working: bool
     raise ValueError(f"{fmt.name} has values that float64 does not hold; use encode, a number at a time")
 
 
-def _round(x: Tensor, fmt: FloatFormat, rounding: Rounding, overflow: Overflow, generator: torch.Generator | None) -> Tensor:
-    """`x` (1-D, float32 or float64) rounded to `fmt`; a new tensor."""
+def _round(
+    x: Tensor, y: Tensor, fmt: FloatFormat, rounding: Rounding, overflow: Overflow, generator: torch.Generator | None
+) -> None:
+    """Write `x` (1-D, float32 or float64) rounded to `fmt` into `y`, in place for the sake of speed."""
     if fmt.min_exponent > fmt.fraction_bits:  # an ulp above 1: a tiny number divided by it could underflow to zero
         floor = 2.0 ** (fmt.min_exponent - fmt.fraction_bits - 60)
         x = torch.where((x != 0) & (x.abs() < floor), x.sign() * floor, x)
     ulp = _ulp(x, fmt)
     # Dividing by a power of two is exact, and so is every rounding of the quotient to an integer: the format's own rounding.
-    y = _round_to_integer(x / ulp, rounding, generator).mul_(ulp)
+    _round_to_integer(torch.div(x, ulp, out=y), rounding, generator).mul_(ulp)
     _overflow(y, x, fmt, rounding, overflow)
     if not fmt.signed:
         _no_negatives(y, x, fmt, overflow)
@@ -91,7 +96,6 @@ def _round(x: Tensor, fmt: FloatFormat, rounding: Rounding, overflow: Overflow, 
         y.add_(0.0)  # -0.0 + 0.0 is +0.0; every other value stays
     if not fmt.has_nan and bool(y.isnan().any()):
         raise ValueError(f"the tensor holds NaN, and {fmt.name} has no NaN: each of its codes is a number")
-    return y
 
 
 def _ulp(x: Tensor, fmt: FloatFormat) -> Tensor:
@@ -108,6 +112,7 @@ def _ulp(x: Tensor, fmt: FloatFormat) -> Tensor:
 
 
 def _round_to_integer(q: Tensor, rounding: Rounding, generator: torch.Generator | None) -> Tensor:
+    """Round `q` to integers in place."""
     match rounding:
         case "nearest_even":
             return q.round_()
@@ -117,13 +122,13 @@ def _round_to_integer(q: Tensor, rounding: Rounding, generator: torch.Generator 
             return q.ceil_()
         case "down":
             return q.floor_()
-    whole = q.trunc()
-    rest = q.sub_(whole).abs_()  # exact
+    part = q.frac().abs_()  # exact
+    q.trunc_()
     if rounding == "nearest_away":
-        away = rest >= 0.5
+        away = part >= 0.5
     else:
-        away = torch.rand(rest.shape, dtype=rest.dtype, device=rest.device, generator=generator) < rest
-    return whole.add_(away.to(whole.dtype).copysign_(whole))
+        away = torch.rand(part.shape, dtype=part.dtype, device=part.device, generator=generator) < part
+    return q.add_(away.to(q.dtype).copysign_(q))
 
 
 def _overflow(y: Tensor, x: Tensor, fmt: FloatFormat, rounding: Rounding, overflow: Overflow) -> None:
