@@ -7,11 +7,13 @@ from importlib import import_module
 from typing import Any
 
 _LAZY = {
+    "CheckpointPlan": "labkit.memory.placement",
     "MemoryReport": "labkit.memory.report",
     "Tracker": "labkit.memory.tracker",
     "format_bytes": "labkit.memory.units",
     "measure": "labkit.memory.meter",
     "measure_workload": "labkit.memory.meter",
+    "plan_checkpointing": "labkit.memory.placement",
     "parse_bytes": "labkit.memory.units",
     "saved_tensors": "labkit.memory.saved",
 }
