@@ -25,11 +25,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; a ValueError or a missing file becomes one sentence on stderr and exit status 2."""
+    """Run one command; a ValueError or a file that cannot be read becomes one sentence on stderr and exit status 2."""
     parsed = parser().parse_args(arguments)
     try:
         return int(parsed.run(parsed))
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         print(f"labkit {parsed.command}: {error}", file=sys.stderr)
         return 2
 

@@ -19,7 +19,7 @@ from labkit.progress import progress
 from labkit.scale import Scale, as_scale, current
 from labkit.techniques.checkpointing import parse_policy
 from labkit.techniques.precision import as_precision
-from labkit.training import TrainConfig, train
+from labkit.training import TrainConfig, train, workload
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "16-mixed-unscaled", "bf16-true", "16-true")
 CHECKPOINTINGS = ("none", "full", "sqrt", "selective")
@@ -69,7 +69,7 @@ def matrix(
     scale: str | Scale | None = None,
     *,
     out: str | Path | None = None,
-    data: str = "english",
+    data: str = "python",
 ) -> pd.DataFrame:
     """Train the course's transformer once a setting, policy and seed; return one row a run, `COLUMNS` wide.
 
@@ -98,7 +98,7 @@ def plan(
     seeds: int | Sequence[int] | None,
     scale: str | Scale | None,
     *,
-    data: str = "english",
+    data: str = "python",
 ) -> list[Run]:
     """The runs of a matrix in the order they are carried out, seed by seed, with every argument checked."""
     for name in precisions:
@@ -127,8 +127,7 @@ def _seeds(seeds: int | Sequence[int]) -> list[int]:
 def _carry_out(run: Run, results: "Results") -> tuple[dict[str, Any], pd.DataFrame]:
     """Train and measure one run: its row and its loss curve."""
     config = TrainConfig(
-        preset=run.scale.preset,
-        data=run.data,
+        workload=workload(run.scale.preset, data=run.data),
         precision=run.precision,
         checkpointing=run.checkpointing,
         steps=run.scale.steps,
@@ -151,7 +150,7 @@ def _carry_out(run: Run, results: "Results") -> tuple[dict[str, Any], pd.DataFra
 def _measured(config: TrainConfig) -> dict[str, int]:
     """Peak bytes of a steady step and what they are made of."""
     report = measure_workload(
-        config.workload(), config.batch_size, precision=config.precision, checkpointing=config.checkpointing
+        config.workload, config.batch_size, precision=config.precision, checkpointing=config.checkpointing
     )
     return {"peak_bytes": report.peak_bytes} | {name: report.by_category[name] for name in CATEGORIES}
 

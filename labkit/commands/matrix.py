@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", nargs="+", metavar="NAME", help="precision settings (default: six of them)")
     parser.add_argument("--checkpointing", nargs="+", metavar="POLICY", help="checkpointing policies (default: four of them)")
     parser.add_argument("--seeds", type=int, metavar="N", help="how many seeds (default: the scale's)")
-    parser.add_argument("--data", default="english", metavar="TEXT", help="english, synthetic, or the path of a text file")
+    parser.add_argument("--data", default="python", metavar="TEXT", help="python (its language reference), synthetic, or the path of a file")
 
 
 def run(arguments: argparse.Namespace) -> int:
