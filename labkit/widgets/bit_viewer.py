@@ -1,5 +1,6 @@
 """BitViewer: one number in several formats at once, every bit a button, linked to Python both ways."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -60,11 +61,10 @@ def _check_codes(codes: Any) -> dict[str, str]:
 
 
 def _hex_text(code: Any) -> str:
+    if isinstance(code, str) and (match := re.fullmatch(r"(?:0[xX])?([0-9a-fA-F]{1,64})", code)):
+        return f"0x{match[1].upper()}"
     if isinstance(code, str):
-        try:
-            code = int(code, 16)
-        except ValueError:
-            raise ValueError(f"{code!r} is not a hexadecimal code such as '0x3C00'") from None
+        raise ValueError(f"{code[:80]!r} is not a hexadecimal code such as '0x3C00'")
     if isinstance(code, bool) or not isinstance(code, int) or code < 0:
         raise ValueError(f"{code!r} is not a code: give an int from 0 up or hexadecimal text")
     return f"0x{code:X}"

@@ -122,6 +122,12 @@ class Lab:
         text = page.evaluate(_RUN_PYTHON, code)
         return json.loads(text)
 
+    def wait_for(self, page: Page, expression: str, wanted: Any, *, timeout_s: float = 20) -> None:
+        """Wait until a Python expression in the open notebook's kernel has the value `wanted`."""
+        deadline = time.monotonic() + timeout_s
+        while (got := self.python(page, expression)) != wanted:
+            assert time.monotonic() < deadline, f"{expression} stayed {got!r}, not {wanted!r}"
+
 
 _KERNEL_IDLE = """() => {
     const kernel = window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel;
