@@ -8,13 +8,12 @@ bytes a model holds do not change; only the kernel has fp32 temporaries while it
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 #: CPU features that multiply matrices of a dtype directly, as `torch.cpu.get_capabilities` names them.
 NATIVE_FEATURES: dict[torch.dtype, tuple[str, ...]] = {
@@ -98,7 +97,7 @@ def _product(name: str, slow: frozenset[torch.dtype]) -> Callable[..., Any]:
         dtype = args[0].dtype
         if dtype not in slow:
             return stock.call_boxed(keyset, *args, **kwargs)
-        result = stock.call_boxed(keyset, *_widen(args, dtype), **_widen(kwargs, dtype))
+        result = stock.call_boxed(keyset, *_widen(args, dtype), **_widen_named(kwargs, dtype))
         return result.to(dtype) if isinstance(result, Tensor) else tuple(each.to(dtype) for each in result)
 
     return kernel
@@ -112,12 +111,16 @@ def _attention(slow: frozenset[torch.dtype]) -> Callable[..., Any]:
         dtype = args[0].dtype
         if dtype not in slow:
             return stock.call_boxed(keyset, *args, **kwargs)
-        output, logsumexp = stock.call_boxed(keyset, *_widen(args, dtype), **_widen(kwargs, dtype))
+        output, logsumexp = stock.call_boxed(keyset, *_widen(args, dtype), **_widen_named(kwargs, dtype))
         return output.to(dtype), logsumexp
 
     return kernel
 
 
-def _widen(arguments: Any, dtype: torch.dtype) -> Any:
-    """`arguments` with the tensors of `dtype` in fp32, which holds every bf16 and fp16 number exactly."""
-    return tree_map_only(Tensor, lambda each: each.float() if each.dtype == dtype else each, arguments)
+def _widen(args: Iterable[Any], dtype: torch.dtype) -> list[Any]:
+    """`args` with the tensors of `dtype` in fp32, which holds every bf16 and fp16 number exactly."""
+    return [arg.float() if isinstance(arg, Tensor) and arg.dtype == dtype else arg for arg in args]
+
+
+def _widen_named(kwargs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    return dict(zip(kwargs, _widen(kwargs.values(), dtype), strict=True)) if kwargs else kwargs

@@ -13,8 +13,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 UPDATES = ("plain", "stochastic", "kahan")
-#: Elements updated at a time on a CPU: the fp32 working copies of one piece stay in its cache.
-_PIECE = 1 << 15
+LOW = (torch.bfloat16, torch.float16)
+#: Elements updated at a time, so that the fp32 working copies stay small beside the model: few on a CPU, where they then
+#: stay in its cache, more where launching an operation is dear. Multiples of four: the size does not change which number
+#: gets which random bits.
+_CPU_PIECE, _PIECE = 1 << 18, 1 << 22
 
 
 class AdamW(torch.optim.AdamW):
@@ -87,58 +90,73 @@ class AdamW(torch.optim.AdamW):
         return self._generators[device]
 
     def _step_parameter(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[parameter]
-        if "step" not in state:
-            state["step"] = torch.tensor(0.0)
-            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        low = parameter.dtype in (torch.bfloat16, torch.float16)
-        compensated = self.update == "kahan" and low
-        if compensated and "compensation" not in state:
-            state["compensation"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        state = self._ready_state(parameter)
         state["step"] += 1
         rule = _Rule(group, state["step"].item())
-        names = ("exp_avg", "exp_avg_sq") + (("compensation",) if compensated else ())
-        for weight, grad, mean, square, *rest in _pieces(parameter, parameter.grad, *(state[name] for name in names)):
-            if not low:
-                rule.in_place(weight, grad, mean, square)
-            elif compensated:
-                add_compensated_(weight, rule.change(weight, grad, mean, square), rest[0])
-            else:
-                change = rule.change(weight, grad, mean, square)
-                copy_stochastic_(weight, change.add_(weight), self._generator(parameter.device))
+        grad, mean, square = parameter.grad, state["exp_avg"], state["exp_avg_sq"]
+        if parameter.dtype not in LOW:
+            rule.in_place(parameter, grad, mean, square)
+        elif self.update == "kahan":
+            for piece in _pieces(parameter, grad, mean, square, state["compensation"]):
+                rule.compensated(*piece)
+        else:
+            for piece in _pieces(parameter, grad, mean, square):
+                rule.stochastic(*piece, self._generator(parameter.device))
+
+    def _ready_state(self, parameter: Tensor) -> dict[str, Any]:
+        state = self.state[parameter]
+        names = ["exp_avg", "exp_avg_sq"]
+        if self.update == "kahan" and parameter.dtype in LOW:
+            names.append("compensation")
+        state.setdefault("step", torch.tensor(0.0))
+        for name in names:
+            if name not in state:
+                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return state
 
 
 class _Rule:
-    """AdamW's arithmetic at one step (Loshchilov and Hutter 2019, algorithm 2), in torch's order of operations."""
+    """AdamW's arithmetic at one step (Loshchilov and Hutter 2019, algorithm 2)."""
 
     def __init__(self, group: dict[str, Any], step: float) -> None:
         self.beta1, self.beta2 = (float(beta) for beta in group["betas"])
         lr = float(group["lr"])
         self.decay = lr * group["weight_decay"]
         self.eps = group["eps"]
-        self.sign = -1 if group["maximize"] else 1
+        self.maximize = group["maximize"]
         self.step_size = lr / (1 - self.beta1**step)
         self.correction = (1 - self.beta2**step) ** 0.5
 
     def in_place(self, weight: Tensor, grad: Tensor, mean: Tensor, square: Tensor) -> None:
-        """The step in the weight's own dtype: the same operations as torch's, so the same bits."""
+        """The step in the weight's own dtype: torch's operations in torch's order, so the same bits."""
         weight.mul_(1 - self.decay)
-        denominator = self._moments(grad * self.sign, mean, square)
+        self._gather(-grad if self.maximize else grad, mean, square)
+        denominator = (square.sqrt() / self.correction).add_(self.eps)
         weight.addcdiv_(mean, denominator, value=-self.step_size)
 
-    def change(self, weight: Tensor, grad: Tensor, mean: Tensor, square: Tensor) -> Tensor:
-        """What the step adds to the weight, in fp32; the new moments are rounded to nearest into `mean` and `square`."""
-        mean32, square32 = mean.float(), square.float()
-        denominator = self._moments(grad.float().mul_(self.sign), mean32, square32)
-        mean.copy_(mean32)
-        square.copy_(square32)
-        return mean32.div_(denominator).mul_(-self.step_size).add_(weight, alpha=-self.decay)
+    def stochastic(self, weight: Tensor, grad: Tensor, mean: Tensor, square: Tensor, generator: torch.Generator) -> None:
+        """The step in fp32, rounded by chance into a bf16 weight."""
+        wide, step, denominator = self._widened(weight, grad, mean, square)
+        wide.mul_(1 - self.decay).addcdiv_(step, denominator, value=-self.step_size)
+        copy_stochastic_(weight, wide, generator)
 
-    def _moments(self, grad: Tensor, mean: Tensor, square: Tensor) -> Tensor:
+    def compensated(self, weight: Tensor, grad: Tensor, mean: Tensor, square: Tensor, compensation: Tensor) -> None:
+        """The step in fp32, added to a low-precision weight with what earlier steps left over."""
+        wide, step, denominator = self._widened(weight, grad, mean, square)
+        add_compensated_(weight, step.div_(denominator).mul_(-self.step_size).add_(wide, alpha=-self.decay), compensation)
+
+    def _gather(self, grad: Tensor, mean: Tensor, square: Tensor) -> None:
         mean.lerp_(grad, 1 - self.beta1)
         square.mul_(self.beta2).addcmul_(grad, grad, value=1 - self.beta2)
-        return (square.sqrt() / self.correction).add_(self.eps)
+
+    def _widened(self, weight: Tensor, grad: Tensor, mean: Tensor, square: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The weight, the mean and the denominator in fp32; the new moments are rounded to nearest where they live."""
+        wide, mean32, square32 = weight.float(), mean.float(), square.float()
+        grad32 = grad.float()
+        self._gather(grad32.neg_() if self.maximize else grad32, mean32, square32)
+        mean.copy_(mean32)
+        square.copy_(square32)
+        return wide, mean32, square32.sqrt_().div_(self.correction).add_(self.eps)
 
 
 def copy_stochastic_(target: Tensor, source: Tensor, generator: torch.Generator) -> None:
@@ -162,7 +180,7 @@ def add_compensated_(weight: Tensor, change: Tensor, compensation: Tensor) -> No
 
     `change` is used as scratch.
     """
-    change.add_(compensation)
+    change.add_(compensation.float())
     before = weight.float()
     weight.copy_(before + change)
     compensation.copy_(change.sub_(weight.float().sub_(before)))
@@ -183,9 +201,9 @@ def like(optimizer: Optimizer, *, update: Literal["plain", "stochastic", "kahan"
 
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Matching pieces of `tensors` (all of one shape), small enough for a CPU's cache; views, not copies."""
-    whole = tensors[0].device.type != "cpu" or not all(tensor.is_contiguous() for tensor in tensors)
-    if whole:
+    """Matching pieces of `tensors` (all of one shape); views, not copies."""
+    if not all(tensor.is_contiguous() for tensor in tensors):
         yield tensors
         return
-    yield from zip(*(tensor.view(-1).split(_PIECE) for tensor in tensors), strict=True)
+    size = _CPU_PIECE if tensors[0].device.type == "cpu" else _PIECE
+    yield from zip(*(tensor.view(-1).split(size) for tensor in tensors), strict=True)
