@@ -16,6 +16,7 @@ from labkit.techniques.probes import (
     autocast_log,
     first_nonfinite,
     gradient_histogram,
+    loss_gaps,
     scaler_timeline,
     update_survival,
 )
@@ -349,6 +350,26 @@ def test_the_timeline_records_skips_and_growth() -> None:
 def test_a_timeline_of_something_else_is_one_sentence() -> None:
     with pytest.raises(TypeError, match=r"needs a torch.amp.GradScaler, not SGD"):
         scaler_timeline(torch.optim.SGD(mlp().parameters(), lr=0.1))
+
+
+# loss_gaps
+
+
+def test_gaps_are_paired_by_seed_and_judged_by_the_spread() -> None:
+    gaps = loss_gaps({"32-true": [2.0, 3.0], "bf16-true": [2.5, 3.5], "bf16-true-sr": [2.05, 3.05], "16-true": [math.nan, 3.0]})
+    assert gaps.spread == pytest.approx(0.5**0.5)
+    assert gaps.gap("bf16-true") == pytest.approx(0.5)
+    assert gaps.closed("bf16-true-sr", of="bf16-true") == pytest.approx(0.9)
+    assert math.isnan(gaps.gap("16-true"))
+    assert gaps.table().loc["bf16-true", "gap to 32-true"] == pytest.approx(0.5)
+    assert "diverged" in [text.get_text() for text in gaps.plot("finding").axes[0].texts]
+
+
+def test_gaps_need_a_baseline_and_the_same_seeds() -> None:
+    with pytest.raises(ValueError, match="baseline '32-true' is not among the settings: bf16-true"):
+        loss_gaps({"bf16-true": [1.0]})
+    with pytest.raises(ValueError, match="the same seeds"):
+        loss_gaps({"32-true": [1.0, 2.0], "bf16-true": [1.0]})
 
 
 # the figures

@@ -4,6 +4,7 @@ Each is one function; the object it gives has the numbers as attributes, a `tabl
 """
 
 from labkit.techniques.probes.autocast import AutocastLog, autocast_lists, autocast_log
+from labkit.techniques.probes.gaps import LossGaps, loss_gaps
 from labkit.techniques.probes.histogram import GradientHistogram, Shares, gradient_histogram
 from labkit.techniques.probes.nonfinite import FirstNonfinite, Nonfinite, first_nonfinite
 from labkit.techniques.probes.scaler import ScalerEvent, ScalerTimeline, scaler_timeline
@@ -13,6 +14,7 @@ __all__ = [
     "AutocastLog",
     "FirstNonfinite",
     "GradientHistogram",
+    "LossGaps",
     "Nonfinite",
     "ScalerEvent",
     "ScalerTimeline",
@@ -22,6 +24,7 @@ __all__ = [
     "autocast_log",
     "first_nonfinite",
     "gradient_histogram",
+    "loss_gaps",
     "scaler_timeline",
     "update_survival",
 ]
