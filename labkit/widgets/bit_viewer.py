@@ -8,11 +8,10 @@ from urllib.parse import parse_qsl, urlencode
 import traitlets
 
 from labkit.numbers import OVERFLOWS, ROUNDINGS, FloatFormat, as_format
-from labkit.widgets.base import LabWidget, checked, number_between, one_of, refused_as, script, style
+from labkit.widgets.base import LabWidget, checked, one_of, refused_as, script, style
 from labkit.widgets.source import encodable, nearest_float, read_number, read_source, write_source
 
 _SPEC = ("exponent_bits", "fraction_bits", "bias", "specials", "signed")
-_LARGEST_DRAW = 1 - 2.0**-53
 
 
 def spec_of(fmt: FloatFormat) -> dict[str, Any]:
@@ -54,6 +53,12 @@ def _check_update(text: Any) -> str:
     return text
 
 
+def _check_draw(draw: Any) -> float:
+    if isinstance(draw, bool) or not isinstance(draw, (int, float)) or not 0 <= draw < 1:
+        raise ValueError(f"{draw!r} is not a number from 0 up to but not including 1")
+    return draw
+
+
 def _check_codes(codes: Any) -> dict[str, str]:
     if not isinstance(codes, dict):
         raise TypeError(f"codes are a dict from format name to code, not {codes!r}")
@@ -91,7 +96,7 @@ class BitViewer(LabWidget):
     codes = checked(_check_codes, default={})
     rounding = checked(one_of(*ROUNDINGS), default="nearest_even")
     overflow = checked(one_of(*OVERFLOWS), default="ieee")
-    draw = checked(number_between(0, _LARGEST_DRAW), default=0.5)
+    draw = checked(_check_draw, default=0.5)
     update = checked(_check_update, default="")
     value = traitlets.Any(1.0)
 

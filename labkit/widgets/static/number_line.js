@@ -15,7 +15,7 @@ const halve = (value) => finite(value.num, value.den * 2n, value.negative);
 const times = (value, num, den = 1n) => finite(num < 0n ? -num * value.num : num * value.num, den * value.den, num < 0n ? !value.negative : value.negative);
 
 // A position in the view, 0 at its left and 1 at its right end, as a number for drawing.
-function makeView(center, zoom, pixels) {
+export function makeView(center, zoom, pixels) {
   const width = widthOf(zoom);
   const low = subtract(center, halve(width));
   const ratio = (value) => {
@@ -82,7 +82,7 @@ function sideMarks(format, view, negative, marks, blocks) {
     const spacing = 2 ** (ulpExponent + logPixel);
     const kind = subnormal ? "subnormal" : "normal";
     if (spacing < 3) blocks.push(denseBlock(view, low, high, kind, exponent === last ? decodeMax(format, negative) : null));
-    else singleMarks({ view, format, low, high, ulpExponent, kind, negative, marks });
+    else singleMarks({ view, format, inner, outer, ulpExponent, kind, negative, marks });
   }
 }
 
@@ -93,25 +93,27 @@ function denseBlock(view, low, high, kind, limit) {
   return { from: Math.max(0, view.pixelOf(from)), to: Math.min(view.pixels, view.pixelOf(to)), kind };
 }
 
-function singleMarks({ view, format, low, high, ulpExponent, kind, negative, marks }) {
+// floor(value / unit), or the ceiling, as a BigInt.
+function countOf(value, num, den, up) {
+  const top = signed(value) * den;
+  const bottom = value.den * num;
+  const quotient = top / bottom;
+  const floor = top % bottom !== 0n && top < 0n ? quotient - 1n : quotient;
+  return up && floor * bottom !== top ? floor + 1n : floor;
+}
+
+// The numbers of one binade, from its power of two (or zero) up to but not including the next.
+function singleMarks({ view, format, inner, outer, ulpExponent, kind, negative, marks }) {
   const [num, den] = power2(ulpExponent);
+  const [low, high] = negative ? [outer, inner] : [inner, outer];
   const from = compare(low, view.low) > 0 ? low : view.low;
   const to = compare(high, view.high) < 0 ? high : view.high;
-  const count = (value, up) => {
-    const top = (value.negative ? -value.num : value.num) * den;
-    const bottom = value.den * num;
-    const quotient = top / bottom;
-    const floor = top % bottom !== 0n && top < 0n ? quotient - 1n : quotient;
-    return up && floor * bottom !== top ? floor + 1n : floor;
-  };
   const max = decodeMax(format, negative);
-  for (let step = count(from, true); step <= count(to, false); step += 1n) {
+  for (let step = countOf(from, num, den, true); step <= countOf(to, num, den, false); step += 1n) {
     const value = finite(step * num, den);
-    if (step === 0n || (negative ? compare(value, max) < 0 : compare(value, max) > 0)) continue;
-    const magnitude = step < 0n ? -step * num : step * num;
-    const binade = isPower2(magnitude) || magnitude === 0n;
-    const powerOf2 = binade && kind === "normal" && compare(value, negative ? low : high) !== 0;
-    marks.push({ x: view.pixelOf(value), kind: powerOf2 ? "binade" : kind });
+    const beyond = negative ? compare(value, max) < 0 : compare(value, max) > 0;
+    if (step === 0n || beyond || compare(value, outer) === 0) continue;
+    marks.push({ x: view.pixelOf(value), kind: kind === "normal" && compare(value, inner) === 0 ? "binade" : kind });
   }
 }
 
