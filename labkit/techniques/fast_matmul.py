@@ -46,7 +46,8 @@ def fast_matmul(enabled: bool = True) -> Iterator[None]:
 
     Covers mm, addmm, bmm, baddbmm (and with them linear, matmul and einsum) and the fused attention, forward and
     backward. Other dtypes go to the stock kernel and give the same bits. Dtypes that the CPU multiplies natively, and
-    other devices, are left alone. May be nested; it is process-wide while it lasts, so it also holds in other threads.
+    other devices, are left alone. May be nested
+    (`enabled=False` inside changes nothing). It is process-wide while it lasts, so it also holds in other threads.
     """
     if not enabled:
         yield
@@ -80,7 +81,7 @@ def _override(slow: frozenset[torch.dtype]) -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
     kernels = {name: _product(name, slow) for name in _PRODUCTS}
     kernels[_ATTENTION] = _attention(slow)
-    kernels[_ATTENTION + "_backward"] = _product(_ATTENTION + "_backward", slow)
+    kernels[_ATTENTION + "_backward"] = _attention_backward(slow)
     with warnings.catch_warnings():
         # torch warns of any override; this one is meant.
         warnings.filterwarnings("ignore", message="[\\s\\S]*[Oo]verrid", category=UserWarning)
@@ -89,30 +90,44 @@ def _override(slow: frozenset[torch.dtype]) -> torch.library.Library:
     return library
 
 
-def _product(name: str, slow: frozenset[torch.dtype]) -> Callable[..., Any]:
-    """A kernel for an operation whose results all have the dtype of its first argument."""
+def _product(name: str, slow: frozenset[torch.dtype]) -> Callable[..., Tensor]:
+    """A kernel for a product: tensors of one dtype in, one tensor of that dtype out."""
     stock = torch.library.get_kernel(f"aten::{name}", "CPU")
 
-    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    def kernel(keyset: Any, *args: Tensor, **kwargs: Any) -> Tensor:
         dtype = args[0].dtype
-        if dtype not in slow:
+        # A product of unlike dtypes is an error, and the stock kernel's to report.
+        if dtype not in slow or any(arg.dtype != dtype for arg in args):
             return stock.call_boxed(keyset, *args, **kwargs)
-        result = stock.call_boxed(keyset, *_widen(args, dtype), **_widen_named(kwargs, dtype))
-        return result.to(dtype) if isinstance(result, Tensor) else tuple(each.to(dtype) for each in result)
+        return stock.call_boxed(keyset, *[arg.float() for arg in args], **kwargs).to(dtype)
 
     return kernel
 
 
-def _attention(slow: frozenset[torch.dtype]) -> Callable[..., Any]:
+def _attention(slow: frozenset[torch.dtype]) -> Callable[..., tuple[Tensor, Tensor]]:
     """The fused attention forward; its second result, the log-sum-exp, stays fp32 as in the stock kernel."""
     stock = torch.library.get_kernel(f"aten::{_ATTENTION}", "CPU")
 
-    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         dtype = args[0].dtype
         if dtype not in slow:
             return stock.call_boxed(keyset, *args, **kwargs)
         output, logsumexp = stock.call_boxed(keyset, *_widen(args, dtype), **_widen_named(kwargs, dtype))
         return output.to(dtype), logsumexp
+
+    return kernel
+
+
+def _attention_backward(slow: frozenset[torch.dtype]) -> Callable[..., tuple[Tensor, ...]]:
+    """The fused attention backward: the gradients of query, key and value, each rounded once."""
+    stock = torch.library.get_kernel(f"aten::{_ATTENTION}_backward", "CPU")
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        dtype = args[0].dtype
+        if dtype not in slow:
+            return stock.call_boxed(keyset, *args, **kwargs)
+        gradients = stock.call_boxed(keyset, *_widen(args, dtype), **_widen_named(kwargs, dtype))
+        return tuple(gradient.to(dtype) for gradient in gradients)
 
     return kernel
 
