@@ -4,8 +4,9 @@ Each function takes the frame that `labkit.experiment.matrix` returns (one row a
 words. MB are 10^6 bytes; points are means over the seeds, bars reach from the smallest to the largest.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 
@@ -50,7 +51,7 @@ def per_setting(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def undominated(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
-    """Of the rows of `per_setting` without a diverged run, those that no other beats or equals in `x` and `y`, by rising `x`."""
+    """Of the rows of `per_setting` without a diverged run, those that no other beats in `x` and `y`, by rising `x`."""
     best = float("inf")
     rows = []
     for index, row in table[table["diverged"] == 0].sort_values([x, y]).iterrows():
@@ -58,6 +59,23 @@ def undominated(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
             best = row[y]
             rows.append(index)
     return table.loc[rows]
+
+
+class Choice(NamedTuple):
+    """Two rows of `per_setting`: the lowest loss, and the smallest peak among losses that its seeds reach too."""
+
+    best: pd.Series
+    smallest: pd.Series
+
+
+def as_good_as_the_best(table: pd.DataFrame) -> Choice | None:
+    """The setting with the lowest loss, and the smallest that chance alone may set apart from it; None if none finished."""
+    finished = table[table["diverged"] == 0]
+    if finished.empty:
+        return None
+    best = finished.loc[finished["val_loss"].idxmin()]
+    close = finished[finished["val_loss"] <= best["val_loss_high"]]
+    return Choice(best, close.loc[close["peak_bytes"].idxmin()])
 
 
 def pareto(frame: pd.DataFrame, title: str | None = None) -> Picture:
@@ -75,22 +93,29 @@ def pareto(frame: pd.DataFrame, title: str | None = None) -> Picture:
         color, _, _ = plots.PRECISIONS.get(str(precision), _UNKNOWN)
         rows = rows.sort_values("peak_bytes")
         ax.plot(rows["peak_bytes"] / 1e6, rows["step_ms"], color=color, linewidth=0.8, alpha=0.45, zorder=1)
-    _points(ax, table, "step_ms", front)
+    _points(ax, table, "step_ms", front, named=front.index)
     _legend(ax, table)
     listed = "; ".join(f"{_name(row)} {row.peak_bytes / 1e6:.1f} MB, {row.step_ms:.0f} ms" for row in front.itertuples())
     return Picture(fig, f"Peak memory against step time of {len(table)} settings. On the front: {listed or 'none'}.")
 
 
 def loss_against_memory(frame: pd.DataFrame, title: str | None = None) -> Picture:
-    """Peak (MB) against validation loss (nats per token), with the spread over seeds; diverged settings stand at the top."""
+    """Peak (MB) against validation loss (nats per token), with the spread over seeds; diverged settings stand at the top.
+
+    The band is the spread of the setting with the lowest mean loss: what lies in it, the seeds cannot tell apart.
+    """
     table = per_setting(frame)
-    front = undominated(table, "peak_bytes", "val_loss")
+    front, choice = undominated(table, "peak_bytes", "val_loss"), as_good_as_the_best(table)
     finished = table[table["diverged"] < table["runs"]]
     lost = table[table["diverged"] > 0]
     fig, ax = plots.figure(
-        title or _loss_title(table), x="peak of a step (MB)", y="validation loss (nats per token)", size=(8.6, 5.0)
+        title or _loss_title(choice), x="peak of a step (MB)", y="validation loss (nats per token)", size=(8.6, 5.0)
     )
-    _points(ax, finished, "val_loss", front)
+    if choice is not None:
+        ax.axhspan(
+            choice.best["val_loss_low"], choice.best["val_loss_high"], color="#009E73", alpha=0.12, linewidth=0, zorder=0
+        )
+    _points(ax, finished, "val_loss", front, named=[] if choice is None else [choice.smallest.name])
     for row in lost[lost["diverged"] == lost["runs"]].itertuples():
         color, _, _ = plots.PRECISIONS.get(row.precision, _UNKNOWN)
         ax.plot(
@@ -165,8 +190,8 @@ def _name(row: object) -> str:
     return f"{row.precision} · {row.checkpointing}"  # type: ignore[attr-defined]
 
 
-def _points(ax: "Axes", table: pd.DataFrame, y: str, front: pd.DataFrame) -> None:
-    """One marker a setting with its spread as a bar; those on the front are filled and named, the others hollow."""
+def _points(ax: "Axes", table: pd.DataFrame, y: str, front: pd.DataFrame, named: Iterable[int]) -> None:
+    """One marker a setting with its spread as a bar; those on the front are filled, the others hollow, and some are named."""
     for row in table.itertuples():
         color, marker, _ = plots.PRECISIONS.get(row.precision, _UNKNOWN)
         on_front = row.Index in front.index
@@ -175,18 +200,12 @@ def _points(ax: "Axes", table: pd.DataFrame, y: str, front: pd.DataFrame) -> Non
         ax.errorbar(x, middle, yerr=[[middle - low], [high - middle]], fmt="none", ecolor=color, elinewidth=1.1, capsize=3)
         face = color if on_front or marker in "xX" else "white"
         ax.plot(x, middle, marker, color=color, markerfacecolor=face, markersize=8, markeredgewidth=1.6, zorder=3)
-        if on_front:
+        if row.Index in named:
             box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}
-            ax.annotate(
-                _name(row),
-                (x, middle),
-                xytext=(8, 6),
-                textcoords="offset points",
-                size=8.5,
-                color="#222222",
-                bbox=box,
-                zorder=4,
-            )
+            style = {"textcoords": "offset points", "size": 8.5, "color": "#222222", "bbox": box, "zorder": 4}
+            # In the figure of losses the right is crowded: more memory, the same loss.
+            offset, side = ((-8, -13), "right") if y == "val_loss" else ((8, 6), "left")
+            ax.annotate(_name(row), (x, middle), xytext=offset, ha=side, **style)
 
 
 def _legend(ax: "Axes", table: pd.DataFrame) -> None:
@@ -202,14 +221,10 @@ def _legend(ax: "Axes", table: pd.DataFrame) -> None:
     ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def _loss_title(table: pd.DataFrame) -> str:
-    finished = table[table["diverged"] == 0]
-    if finished.empty:
+def _loss_title(choice: Choice | None) -> str:
+    if choice is None:
         return "No setting finished every run"
-    best = finished.loc[finished["val_loss"].idxmin()]
-    close = finished[finished["val_loss"] <= best["val_loss_high"]]
-    smallest = close.loc[close["peak_bytes"].idxmin()]
-    return f"{_name(smallest)} needs the least memory for a loss within the best one's spread"
+    return f"{_name(choice.smallest)} needs the least memory for a loss within the best one's spread"
 
 
 def _category_title(table: pd.DataFrame) -> str:
