@@ -4,6 +4,7 @@ Not to be confused with activation checkpointing, which is `labkit.techniques.ch
 """
 
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,14 @@ def load(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"there is no checkpoint {path} to resume from")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    # What the reader raises depends on where the damage is: RuntimeError, EOFError, UnpicklingError, KeyError and more.
+        with zipfile.ZipFile(path) as archive:
+            # torch writes a CRC of every record and does not look at it again.
+            damaged = archive.testzip() is not None
+    # What the readers raise depends on where the damage is: RuntimeError, EOFError, UnpicklingError, BadZipFile and more.
     except Exception as error:
-        raise ValueError(f"{path} is damaged or was not written by labkit.training; it cannot be resumed from") from error
+        raise ValueError(f"{path} is damaged or is not a checkpoint; it cannot be resumed from") from error
+    if damaged:
+        raise ValueError(f"{path} is damaged; it cannot be resumed from")
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise ValueError(f"{path} is not a {FORMAT!r} file; it cannot be resumed from")
+        raise ValueError(f"{path} was not written by this version of labkit.training; it cannot be resumed from")
     return state
