@@ -256,7 +256,7 @@ EXERCISES: list[Exercise] = [
             Wrong(_one_moment, "the optimizer keeps one number a weight", "count one moment"),
             Wrong(_always_sixteen, "it is always 16 bytes", "4 bytes wide"),
         ),
-        note="Sixteen bytes a parameter is the rule of thumb for AdamW in fp32. The other bytes are the subject of this notebook.",
+        note="Sixteen bytes a parameter is the rule of thumb for AdamW in fp32. What is left is up to the batch.",
     ),
     Exercise(
         id="04-held",
