@@ -5,6 +5,7 @@ from typing import Any
 
 _LAZY = {
     "BitViewer": "labkit.widgets.bit_viewer",
+    "CheckpointGame": "labkit.widgets.checkpoint_game",
     "LossScaleExplorer": "labkit.widgets.loss_scale_explorer",
     "NumberLine": "labkit.widgets.number_line",
     "RangeExplorer": "labkit.widgets.range_explorer",
