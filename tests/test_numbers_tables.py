@@ -1,5 +1,7 @@
 """Tables of facts: the formats side by side, and what hardware computes in."""
 
+import hashlib
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from labkit.numbers import FORMATS
 from labkit.numbers.support import MEANING, SUPPORT_FORMATS, hardware_rows, hardware_table, supporting
 from labkit.numbers.table import binades, format_table
+from labkit.resources import data_file
 
 
 def test_format_table_states_what_numpy_and_ml_dtypes_state() -> None:
@@ -65,3 +68,8 @@ def test_unknown_columns_are_refused() -> None:
         supporting("fp12")
     with pytest.raises(ValueError, match=r"live reports on \['int8'\]"):
         hardware_table({"int8": "native"})
+
+
+def test_the_described_checksum_is_the_file_s() -> None:
+    digest = hashlib.sha256(data_file("hardware_formats.csv").read_bytes()).hexdigest()
+    assert digest in data_file("README.md").read_text(encoding="utf-8")
