@@ -2,7 +2,8 @@
 
 The tracker is a dispatch mode: each tensor operation passes through it, so the same code counts a real step on a CPU or a
 GPU and a pretended one under `FakeTensorMode`. It learns of frees from weak references to storages, so it never keeps
-memory alive. What a kernel allocates inside itself is invisible to it; `labkit.memory.measure` says how much that is.
+memory alive. What a kernel allocates inside itself is invisible to it; `labkit.memory.measure` says how much that is. A
+storage resized behind its tensors' back (`untyped_storage().resize_`, as FSDP does) keeps the size it had.
 """
 
 import weakref
