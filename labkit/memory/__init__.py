@@ -8,13 +8,21 @@ from typing import Any
 
 _LAZY = {
     "CheckpointPlan": "labkit.memory.placement",
+    "Fit": "labkit.memory.planning",
     "MemoryReport": "labkit.memory.report",
+    "Prediction": "labkit.memory.prediction",
     "Tracker": "labkit.memory.tracker",
+    "UnknownMemory": "labkit.memory.trace",
+    "compare": "labkit.memory.planning",
     "format_bytes": "labkit.memory.units",
+    "max_batch": "labkit.memory.planning",
     "measure": "labkit.memory.meter",
     "measure_workload": "labkit.memory.meter",
-    "plan_checkpointing": "labkit.memory.placement",
     "parse_bytes": "labkit.memory.units",
+    "plan": "labkit.memory.planning",
+    "plan_checkpointing": "labkit.memory.placement",
+    "predict": "labkit.memory.prediction",
+    "predict_build": "labkit.memory.prediction",
     "saved_tensors": "labkit.memory.saved",
 }
 __all__ = sorted(_LAZY)

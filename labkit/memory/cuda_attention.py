@@ -7,6 +7,7 @@ which
 torch 2.13 prefers on no card unless asked to, is left out.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -115,6 +116,10 @@ class CudaAttention:
     def __init__(self, capability: tuple[int, int]) -> None:
         self.capability = capability
         self.choices: dict[tuple[str, str], AttentionChoice] = {}
+        #: Tells the number that the next storage gets; a tracker sets it.
+        self.count: Callable[[], int] = lambda: 0
+        #: Numbers of the storages that the math kernel made, other than its result.
+        self.math_storages: set[int] = set()
 
     def __call__(
         self,
@@ -142,7 +147,10 @@ class CudaAttention:
             op = aten._scaled_dot_product_efficient_attention
             return op(query, key, value, bias, needs_sum, dropout_p, is_causal, scale=scale)[0]
         op = aten._scaled_dot_product_attention_math
-        return op(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
+        first = self.count()
+        out = op(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
+        self.math_storages.update(range(first, self.count() - 1))
+        return out
 
     def _choose(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool, gqa: bool

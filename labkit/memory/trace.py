@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 from labkit.memory.cuda_attention import AttentionChoice
 from labkit.memory.cuda_semantics import always_steps, cuda_semantics, use_foreach
 from labkit.memory.cuda_workspaces import HIDDEN_OPS, HiddenMemory
+from labkit.memory.shape_cache import ShapeCache
 from labkit.memory.tracker import Event, Tracker
 from labkit.techniques.checkpointing import Policy
 from labkit.techniques.precision import Precision, as_precision
@@ -46,6 +47,8 @@ class Trace:
     host: frozenset[int]
     attention: tuple[AttentionChoice, ...]
     notes: tuple[str, ...]
+    #: Storages made inside attention's math kernel, the S x S matrices among them.
+    math_attention: frozenset[int] = frozenset()
 
 
 def trace_build(
@@ -58,7 +61,8 @@ def trace_build(
     depends on values.
     """
     with ExitStack() as stack:
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(ShapeCache(fake))
         stack.enter_context(always_steps())
         attention = stack.enter_context(cuda_semantics(capability)) if capability else None
         model, optimizer, step, inputs = _unpacked(build())
@@ -66,6 +70,8 @@ def trace_build(
             use_foreach(optimizer)
         tracker = Tracker(model, optimizer, inputs=inputs, find_inputs=find_inputs)
         hidden = HiddenMemory(tracker, capability)
+        if attention:
+            attention.count = lambda: len(tracker._category)
         with tracker, hidden:
             try:
                 for _ in range(steps):
@@ -75,8 +81,14 @@ def trace_build(
                 raise UnknownMemory(_explain(error, tracker)) from None
             hidden.step_counters_on_host()
             hidden.forget()
-    choices = tuple(attention.choices.values()) if attention else ()
-    return Trace(tracker.events, steady, frozenset(hidden.host if capability else ()), choices, tuple(hidden.notes))
+    return Trace(
+        events=_in_order(tracker.events, steady),
+        steady=steady,
+        host=frozenset(hidden.host if capability else ()),
+        attention=tuple(attention.choices.values()) if attention else (),
+        notes=tuple(hidden.notes),
+        math_attention=frozenset(attention.math_storages if attention else ()),
+    )
 
 
 def trace_workload(
@@ -134,6 +146,20 @@ def cast_fake(model: nn.Module, dtype: torch.dtype) -> None:
                 is_parameter = name in module._parameters
                 done[tensor] = nn.Parameter(cast, tensor.requires_grad) if is_parameter else cast
             setattr(module, name, done[tensor])
+
+
+def _in_order(events: list[Event], steady: int) -> list[Event]:
+    """`events` with neighbouring frees in the order of birth: autocast drops its copies of weights in no order of its own."""
+    ordered: list[Event] = []
+    start = 0
+    for i, event in enumerate([*events, None]):
+        if event is None or event.kind == "alloc" or i == steady:
+            ordered += sorted(events[start:i], key=lambda free: free.storage)
+            start = i
+            if event is not None and event.kind == "alloc":
+                ordered.append(event)
+                start = i + 1
+    return ordered
 
 
 def _unpacked(built: Any) -> Built:
