@@ -296,7 +296,7 @@ def schedule(update: int, *, total: int, warmup: int, final: float) -> float:
 
 def divergence(recent: Sequence[float], *, start: float) -> str:
     """One sentence on why `recent` losses mean that a run which began at `start` has diverged, or an empty text."""
-    limit = EXPLOSION * abs(start)
+    limit = EXPLOSION * abs(start) if math.isfinite(start) else math.inf
     if len(recent) < PATIENCE or any(loss <= limit for loss in recent):
         return ""
     bad = f"not finite or above {EXPLOSION:g} times the first, {start:.3g}"

@@ -51,7 +51,8 @@ def ideal_loss(text: bytes) -> float:
     """
     if len(text) < 2:
         raise ValueError(f"text must have at least 2 bytes, not {len(text)}")
-    return sum(-math.log(_probability(*pair)) for pair in zip(text, text[1:], strict=False)) / (len(text) - 1)
+    pairs = Counter(zip(text, text[1:], strict=False))
+    return sum(-count * math.log(_probability(*pair)) for pair, count in pairs.items()) / (len(text) - 1)
 
 
 def _next_letter(letter: int, offset: int) -> int:
