@@ -243,7 +243,7 @@ def plan(
     next).
     """
     cases = [(p, c) for p in precisions for c in checkpointings]
-    rows = []
+    rows, reasons = [], []
     for setting, policy in progress(cases):
         fit = max_batch(workload, budget, precision=setting, checkpointing=policy, gpu=gpu, context=context)
         rows.append(
@@ -256,15 +256,20 @@ def plan(
                 "limited_by": fit.limited_by,
             }
         )
-    return pd.DataFrame(rows)
+        reasons += [
+            choice.reason for choice in (fit.prediction.attention if fit.prediction else ()) if choice.backend == "math"
+        ]
+    table = pd.DataFrame(rows)
+    table.attrs["math_reason"] = reasons[0] if reasons else None
+    return table
 
 
-def advice(table: pd.DataFrame, *, math_reason: str | None = None) -> list[str]:
+def advice(table: pd.DataFrame) -> list[str]:
     """What to change first, from a plan: the change that raises the largest batch most, one sentence each, best first."""
     base = table.iloc[0]
     found = []
-    if math_reason:
-        found.append(f"attention runs on the math kernel ({math_reason}): a causal flag in place of the mask frees it")
+    if table.attrs.get("math_reason"):
+        found.append(f"attention runs on the math kernel, because {table.attrs['math_reason']}")
     alone = [
         (row["max_batch"], f"{row['precision']}, checkpointing {row['checkpointing']}")
         for _, row in table.iloc[1:].iterrows()

@@ -5,7 +5,7 @@ optimizer's form, the version's defaults. Nothing is tuned to a row.
 """
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -101,6 +101,59 @@ def summary(table: pd.DataFrame) -> dict[str, float]:
         "worst": float(errors.loc[errors.abs().idxmax()]),
         "bias": float(errors.mean()),
     }
+
+
+def summary_sentence(table: pd.DataFrame) -> str:
+    """The summary in one sentence."""
+    found = summary(table)
+    return (
+        f"{found['rows']:.0f} published totals: mean absolute error {found['mean_absolute']:.1f} %, "
+        f"worst {found['worst']:+.1f} %, bias {found['bias']:+.1f} % (below zero: the prediction is low)."
+    )
+
+
+def page(table: pd.DataFrame, measured: Sequence[Any] = ()) -> str:
+    """`docs/validation.md`: the table, what each correction rests on, what is not explained, and records from cards."""
+    lines = [
+        "# Predicted memory, held against published figures",
+        "",
+        "Written by `python -m labkit validate --write` from `data/published_memory.csv`. Units are those of the source;",
+        "where it wrote MB for 2^20 bytes, MiB stands here.",
+        "",
+        "| figure | what | unit | published | predicted | error |",
+        "| --- | --- | --- | ---: | ---: | ---: |",
+    ]
+    for row in table.itertuples():
+        numbers = f"{row.published:,.2f} | {row.predicted:,.2f} | {row.error_percent:+.2f} %"
+        lines.append(f"| {row.id} | {row.what} | {row.unit} | {numbers} |")
+    lines += ["", summary_sentence(table), "", _NOTES.strip(), "", "## Measured on cards", ""]
+    lines += [f"- {record.sentence()}" for record in measured] or [
+        "No record yet: `python -m labkit calibrate` writes one on a machine with a CUDA device, and this page then shows it."
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_NOTES = """
+## What each row repeats, and on what grounds
+
+- `cce-*`: the loss of a Gemma-2 head in a function of its own, so that only what autograd keeps survives into backward. The
+  gradients are results, not scratch, and are left out on both sides.
+- `korth-*`: one fp16 layer's saved tensors at s = 1024, b = 4, h = 2048, a = 16. The rest above 34 and 74 is layer norm's mean
+  and reciprocal deviation, which the paper leaves out.
+- `ras-*`: the scripts call `zero_grad` between forward and backward, so the gradients of the step before are there during
+  forward. PyTorch 2.0's foreach Adam made the denominator as a second new copy (`denom = torch._foreach_add(exp_avg_sq_sqrt,
+  eps)`); torch 2.13 adds in place.
+- `hf-*`: `transformers`' own AdamW loops over parameters; its Trainer set gradients to zero instead of dropping them; PyTorch
+  1.10's softmax backward took its input as well as its result, so one more matrix of scores is kept a layer; and the 1,343
+  MiB that the source measures for an empty process are CUDA's context.
+- `vit-*`: read off the tutorial's pictures, so they are good to about 0.5 GB at best.
+
+## What is not explained
+
+The half-precision ViT rows (`ras-2` to `ras-4`) stay low by about one activation a layer. The fp32 row of the same script
+does not, which points at FlashAttention 1 as PyTorch shipped it in June 2023. We found no document for it and made no
+correction. cuDNN's workspace (the patch convolution) is not counted anywhere.
+"""
 
 
 # ---- cross-entropy of a large vocabulary (Cut Your Losses, Wijmans et al. 2024) -------------------------------------
