@@ -157,12 +157,12 @@ class _Segment:
     def forward_at(self, position: int) -> Callable[..., Any]:
         return self._first if position == 0 else partial(self._later, position)
 
-    def _first(self, hidden: Any, *args: Any, **kwargs: Any) -> Any:
+    def _first(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
-            return self._own[0](hidden, *args, **kwargs)
-        result = self._recompute(self._run, self.blocks, hidden, *args, **kwargs)
+            return self._own[0](*args, **kwargs)
+        result = self._recompute(self._run, self.blocks, *args, **kwargs)
         if len(self.blocks) > 1:
-            self._result, self._arguments, self._due = result, (args, kwargs), 1
+            self._result, self._arguments, self._due = result, (args[1:], kwargs), 1
         return result
 
     def _later(self, position: int, hidden: Any, *args: Any, **kwargs: Any) -> Any:
@@ -184,13 +184,13 @@ class _Segment:
             self._result, self._arguments, self._due = None, (), 0
         return result
 
-    def _run(self, hidden: Any, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         self._running = True
         try:
-            result = self._own[0](hidden, *args, **kwargs)
+            result = self._own[0](*args, **kwargs)
             for block in self.blocks[1:]:
                 # Called as a module, so that hooks on the block see the real run.
-                result = block(_first_of(result), *args, **kwargs)
+                result = block(_first_of(result), *args[1:], **kwargs)
             return result
         finally:
             self._running = False
