@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+import weakref
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
@@ -238,3 +239,19 @@ def test_peaks_are_the_highest_running_sum_of_the_events() -> None:
     report = measure_workload(workload(), 2)
     changes = [event.nbytes if event.kind == "alloc" else -event.nbytes for event in report.events]
     assert report.peak_bytes == max(accumulate(changes))
+
+
+def test_what_the_warm_up_leaves_in_cycles_is_gone_before_the_measured_step() -> None:
+    model = nn.Linear(4, 4)
+    left: list[weakref.ref] = []
+    alive: list[bool] = []
+
+    def step() -> None:
+        alive.extend(reference() is not None for reference in left)
+        cycle: list[Any] = [torch.ones(1000)]
+        cycle.append(cycle)
+        left.append(weakref.ref(cycle[0]))
+        model(torch.ones(4)).sum().backward()
+
+    measure(step, model=model)
+    assert alive == [False]

@@ -101,24 +101,34 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _second_step(step: Callable[[], Any], tracker: Callable[..., Tracker], inputs: Any) -> list[Event]:
-    with tracker(inputs=inputs, find_inputs=True) as warm_up:
-        step()
-    gc.collect()
-    with record_function(_MARK), tracker(inputs=inputs, storages=warm_up.found) as tracked:
+    found = _warm_up(step, tracker, inputs)
+    with record_function(_MARK), tracker(inputs=inputs, storages=found) as tracked:
         step()
     return tracked.events
+
+
+def _warm_up(step: Callable[[], Any], tracker: Callable[..., Tracker], inputs: Any) -> list[Any]:
+    """Run one step, leave no garbage of it behind, and return weak references to the storages it read undeclared."""
+    collects = gc.isenabled()
+    gc.disable()  # what the step leaves in cycles then stays in the youngest generation, which is quick to collect
+    try:
+        with tracker(inputs=inputs, find_inputs=True) as warm_up:
+            step()
+        gc.collect(0)
+    finally:
+        if collects:
+            gc.enable()
+    return warm_up.found
 
 
 def _with_cuda_record(
     step: Callable[[], Any], tracker: Callable[..., Tracker], inputs: Any, device: torch.device, name: str
 ) -> MemoryReport:
-    with tracker(inputs=inputs, find_inputs=True) as warm_up:
-        step()
-    gc.collect()
+    found = _warm_up(step, tracker, inputs)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     start = torch.cuda.memory_allocated(device)
-    with tracker(inputs=inputs, storages=warm_up.found) as tracked:
+    with tracker(inputs=inputs, storages=found) as tracked:
         step()
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device)
