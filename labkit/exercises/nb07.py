@@ -1,5 +1,6 @@
 """Exercises of notebook 07: computing again instead of keeping."""
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -9,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from labkit.exercises.core import Exercise, Wrong, expect
 from labkit.memory.chain import BlockCost, Chain, cost
@@ -68,9 +68,7 @@ def _check_checkpoint(answer: Callable[[Function, Tensor], Tensor]) -> None:
     y = answer(block, x)
     expect(torch.equal(y, block(x)), "the result is not that of function(x)")
     block.runs = 1
-    expect(
-        y.requires_grad, "the result has no gradient: forward must run with gradients on, only its saved tensors are dropped"
-    )
+    expect(y.requires_grad, "the result has no gradient: forward runs with gradients on, only its saved tensors are dropped")
     expect(block.wide[0]() is None, "after forward the wide intermediate result is still alive: autograd keeps it")
     y.square().sum().backward()
     expect(block.runs > 1, "backward did not run the function again")
@@ -223,10 +221,8 @@ def _check_rng(answer: Callable[[Function, Tensor, Tensor], Tensor]) -> None:
             raise ArithmeticError("on purpose")
 
         here = torch.get_rng_state()
-        try:
+        with contextlib.suppress(ArithmeticError):
             answer(fails, x, state)
-        except ArithmeticError:
-            pass
         expect(torch.equal(torch.get_rng_state(), here), "when the function fails, the generator is not put back")
 
 
@@ -319,8 +315,8 @@ def chunked_loss(hidden, weight, targets, chunk):
         return F.cross_entropy(rows @ weight.T, labels, reduction="sum")
 
     parts = [
-        torch_checkpoint(part, rows, labels, use_reentrant=False)
-        for rows, labels in zip(hidden.split(chunk), targets.split(chunk))
+        torch.utils.checkpoint.checkpoint(part, rows, labels, use_reentrant=False)
+        for rows, labels in zip(hidden.split(chunk), targets.split(chunk), strict=True)
     ]
     return sum(parts) / len(targets)
 
@@ -372,10 +368,10 @@ EXERCISES = [
         check=_check_checkpoint,
         hints=(
             "`saved_tensors_hooks(pack, unpack)` decides what autograd keeps: whatever `pack` returns instead of the tensor.",
-            "Let `pack` return only a running number. When `unpack` is asked for the first number, run the function again, under "
-            "hooks of its own that collect the tensors it wants to save, in the same order.",
-            "Collect in a dict `again`; `if not again:` run `function(x.detach().requires_grad_())` under `torch.enable_grad()` "
-            "and `saved_tensors_hooks(lambda t: again.update({next(fresh): t.detach()}), lambda _: None)`; return "
+            "Let `pack` return only a running number. When `unpack` is asked for the first number, run the function again, "
+            "under hooks of its own that collect the tensors it wants to save, in the same order.",
+            "Collect in a dict `again`; `if not again:` run `function(x.detach().requires_grad_())` under "
+            "`torch.enable_grad()` and `saved_tensors_hooks(lambda t: again.update({next(fresh): t.detach()}), lambda _: None)`; return "
             "`again[number]`.",
         ),
         wrong=(
@@ -392,7 +388,7 @@ EXERCISES = [
         solution=best_segment,
         check=_check_segment,
         hints=(
-            "The peak has two parts: the inputs of all segments, and the inside of the one segment that is recomputed just now.",
+            "The peak has two parts: the inputs of all segments, and the inside of the one segment that is recomputed now.",
             "There are `ceil(blocks / k)` inputs, and k blocks inside the segment: `ceil(blocks / k) * boundary + k * inside`.",
             "`min(range(1, blocks + 1), key=peak)`",
         ),
@@ -419,8 +415,8 @@ EXERCISES = [
             Wrong(_once_a_block, "a segment is run again for each of its blocks", "serves the whole segment"),
             Wrong(_one_batch, "accumulation does not multiply the recomputation", "each micro-batch runs forward"),
         ),
-        note="The price does not depend on how segments are cut, only on which blocks are in one: at most one forward pass more, "
-        "and a forward pass is about a third of the step.",
+        note="The price does not depend on how segments are cut, only on which blocks are in one: at most one forward pass "
+        "more, and a forward pass is about a third of the step.",
     ),
     Exercise(
         id="07-rng",
@@ -454,8 +450,8 @@ EXERCISES = [
             Wrong(_least_memory, "the least memory is the aim", "are enough"),
             Wrong(_largest_first, "recompute what saves most, whatever it costs", "are enough"),
         ),
-        note="Twelve blocks have 75,025 placements, a hundred about 10^41. `plan_checkpointing` gets the same answer by dynamic "
-        "programming in a second or two.",
+        note="Twelve blocks have 75,025 placements, a hundred more than 10^41. `plan_checkpointing` gets the same answer by "
+        "dynamic programming in a second or two.",
     ),
     Exercise(
         id="07-loss",
@@ -472,7 +468,7 @@ EXERCISES = [
             Wrong(_keeps_logits, "computing in chunks is enough", "are kept for backward"),
             Wrong(_sum_of_all, "the sum is the loss", "the sum over the tokens"),
         ),
-        note="A chunk's logits live only while the chunk is at work, forward and again in backward. The head's product runs twice; "
-        "nothing else does.",
+        note="A chunk's logits live only while the chunk is at work, forward and again in backward. The head's product runs "
+        "twice; nothing else does.",
     ),
 ]
