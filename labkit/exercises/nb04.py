@@ -1,6 +1,6 @@
 """Exercises of notebook 04: what a training step holds, and when it holds most."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from math import ceil, floor
 
@@ -43,7 +43,7 @@ def _always_sixteen(parameters: int, width: int = 4, moments: int = 2) -> int:
     return parameters * 4 * (2 + moments)
 
 
-def held_bytes(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
+def held_bytes(model: "nn.Module", optimizer: "Optimizer") -> dict[str, int]:
     """Bytes held right now as {"parameters": …, "gradients": …, "optimizer": …}, counted from the tensors themselves."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     state = [value for values in optimizer.state.values() for value in values.values() if torch.is_tensor(value)]
@@ -110,12 +110,14 @@ def _all_fp32(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
     return held_bytes(model, optimizer) | {"parameters": sum(4 * p.numel() for p in model.parameters())}
 
 
-def peak(changes: Sequence[int]) -> int:
+def peak(changes: list[int]) -> int:
     """The most bytes alive at once; `changes` are allocations (positive) and frees (negative) in the order they happened."""
+    from itertools import accumulate
+
     return max(accumulate(changes), default=0)
 
 
-def _check_peak(answer: Callable[[Sequence[int]], int]) -> None:
+def _check_peak(answer: Callable[[list[int]], int]) -> None:
     for changes in ([100, 50, -100, 30], [10, -10] * 4, [5, 5, -10, 8], [7], []):
         want, got = peak(changes), answer(changes)
         if changes:
@@ -130,19 +132,19 @@ def _check_peak(answer: Callable[[Sequence[int]], int]) -> None:
         expect(got == want, f"{changes or 'no changes at all'}: the peak is {want} bytes, your function gave {got!r}")
 
 
-def _left_at_the_end(changes: Sequence[int]) -> int:
+def _left_at_the_end(changes: list[int]) -> int:
     return sum(changes)
 
 
-def _all_allocations(changes: Sequence[int]) -> int:
+def _all_allocations(changes: list[int]) -> int:
     return sum(change for change in changes if change > 0)
 
 
-def _largest_tensor(changes: Sequence[int]) -> int:
+def _largest_tensor(changes: list[int]) -> int:
     return max(changes, default=0)
 
 
-def _no_steps(changes: Sequence[int]) -> int:
+def _no_steps(changes: list[int]) -> int:
     return max(accumulate(changes))
 
 
@@ -181,7 +183,7 @@ def _always_three_fp32(batch: int, sequence: int, vocabulary: int, copies: int =
     return batch * sequence * vocabulary * 12
 
 
-def largest_batch(peak_at: Callable[[int], int], limit: int) -> int:
+def largest_batch(peak_at: "Callable[[int], int]", limit: int) -> int:
     """The largest batch whose peak is at most `limit` bytes, from two calls of `peak_at(batch)`, which lies on a line."""
     small, large = 4, 8
     slope = (peak_at(large) - peak_at(small)) / (large - small)
