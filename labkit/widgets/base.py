@@ -17,7 +17,8 @@ To add a widget, write three files and a class:
    and a line in `labkit/widgets/__init__.py`.
 
 `histogram.js` with `histogram.css` draws exponents over the ranges of formats for any widget (see RangeExplorer).
-The root element is made by `makeRoot(el, model, label)` of `dom.js`; numbers that a double cannot hold travel as strings.
+The root element is made by `makeRoot` of `dom.js`, traits are followed with `follow`, and `render` returns the `end` of a
+`lifetime`, which undoes both. Numbers that a double cannot hold travel as strings.
 A trait made by `checked` refuses bad input with the one sentence of its check and keeps its old value.
 """
 

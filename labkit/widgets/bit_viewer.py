@@ -127,9 +127,9 @@ class BitViewer(LabWidget):
         from labkit.widgets.live import Element
 
         element = Element(tensor, index)
-        formats = [element.format.name, *(one for one in options.pop("formats", ("fp32", "fp16", "bf16")))]
-        unique = {as_format(one).name: one for one in formats}
-        viewer = cls(element.source, formats=tuple(unique.values()), **options)
+        others = check_formats(options.pop("formats", ("fp32", "fp16", "bf16")))
+        own = spec_of(element.format)
+        viewer = cls(element.source, formats=[own, *(spec for spec in others if spec["name"] != own["name"])], **options)
         viewer._element = element
         viewer.observe(viewer._write_back, names=["codes"])
         return viewer

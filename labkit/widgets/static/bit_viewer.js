@@ -254,6 +254,13 @@ function wirePaint(bits, isOn, setBit) {
   });
 }
 
+function exponentWords(format, part) {
+  const stored = `exponent ${part.biased_exponent}`;
+  if (part.exponent === null) return stored;
+  if (part.hidden === 0) return `${stored}: the lowest, ${signedText(part.exponent)}`;
+  return `${stored} ${format.bias < 0 ? "+" : MINUS} ${Math.abs(format.bias)} = ${signedText(part.exponent)}`;
+}
+
 function renderBits(bits, format, code) {
   const shown = code ?? 0n;
   for (const node of bits.buttons) {
@@ -265,8 +272,7 @@ function renderBits(bits, format, code) {
   bits.hidden.node.hidden = part.hidden === null || code === null;
   setText(bits.hidden.digit, `${part.hidden}`);
   if (bits.captions.sign) setText(bits.captions.sign, part.sign ? `sign ${MINUS}` : "sign +");
-  const exponent = part.exponent === null ? `exponent ${part.biased_exponent}` : `exponent ${part.biased_exponent}, so ${power(part.exponent)}`;
-  if (bits.captions.exponent) setText(bits.captions.exponent, exponent);
+  if (bits.captions.exponent) setText(bits.captions.exponent, exponentWords(format, part));
 }
 
 // ---- anatomy: one number taken apart ------------------------------------------------------------------------------------
@@ -343,7 +349,7 @@ function renderStrip(strip, format, code, read, options) {
     h("span", { class: "lb-band", style: `left:${from}%;width:${to - from}%` }),
     ...[below, stored, above].flatMap((value, index) => index !== 1 && compare(value, stored) === 0 ? [] : [
       h("span", { class: `lb-tick${index === 1 ? " lb-here" : ""}`, style: `left:${at[index]}%` }),
-      h("span", { class: "lb-tick-label lk-mono", style: `left:${at[index]}%`, text: pretty(value, tellingDigits(format)) }),
+      h("span", { class: `lb-tick-label lb-end-${index} lk-mono`, style: `left:${at[index]}%`, text: pretty(value, tellingDigits(format)) }),
     ]),
   ];
   strip.classList.toggle("lb-long", tellingDigits(format) > 12);
@@ -570,7 +576,8 @@ function buildControls(view, model) {
   return { node: top, refresh };
 }
 
-function render({ model, el, signal }) {
+function render({ model, el, signal: ended }) {
+  const { signal, end } = lifetime(ended);
   const root = makeRoot(el, model, "labkit-bits", "Bit viewer");
   const help = h("p", { class: "lk-hidden", id: freshId("keys"), text: KEYS_HELP });
   let state = computeState(model);
@@ -579,10 +586,14 @@ function render({ model, el, signal }) {
   let writing = false;
 
   const view = { state: () => state, speak: makeSpeaker(root, signal), set };
+  // A pattern whose format goes away lives on as the number that it stood for.
+  function keepsPinned(formats) {
+    const own = (list) => JSON.stringify(list.find((one) => one.name === state.read.pinned));
+    return own(formats) === own(state.formats);
+  }
   function set(changes) {
-    // A pattern whose format goes away lives on as the number that it stood for.
-    const stays = !changes.formats || !state.read.pinned || changes.formats.some((format) => format.name === state.read.pinned && JSON.stringify(format) === JSON.stringify(state.formats.find((one) => one.name === format.name)));
-    const all = stays || changes.source ? changes : { ...changes, source: exactDecimal(state.read.value) };
+    const lost = changes.formats && !changes.source && state.read.pinned && !keepsPinned(changes.formats);
+    const all = lost ? { ...changes, source: exactDecimal(state.read.value) } : changes;
     writing = true;
     for (const [name, value] of Object.entries(all)) model.set(name, value);
     state = computeState(model);
@@ -633,6 +644,7 @@ function render({ model, el, signal }) {
     draw();
   };
   follow(model, ["source", "formats", "rounding", "overflow", "draw", "update"], onChange, signal);
+  return end;
 }
 
 export default { render };

@@ -406,10 +406,11 @@ function decimalParts({ num, den }) {
   return { digits: kept, exponent: digits.length - kept.length - places };
 }
 
-function layOut(digits, exponent, negative) {
+// Zeros that only hold a place are written out where they are few, or true and not very many.
+function layOut(digits, exponent, negative, exact = true) {
   const sign = negative ? "-" : "";
   const point = digits.length + exponent;
-  if (exponent >= 0 && point <= 24) return sign + digits + "0".repeat(exponent);
+  if (exponent >= 0 && (exact ? point <= 24 : exponent <= 3)) return sign + digits + "0".repeat(exponent);
   if (exponent < 0 && point > 0) return sign + digits.slice(0, point) + "." + digits.slice(point);
   if (exponent < 0 && point > -4) return sign + "0." + "0".repeat(-point) + digits;
   return sign + digits[0] + (digits.length > 1 ? "." + digits.slice(1) : "") + "e" + (point - 1);
@@ -464,7 +465,7 @@ export function shortDecimal(value, significant = 17) {
   const rounded = roundedDigits(value, significant);
   const kept = rounded.digits.replace(/0+$/, "");
   const exponent = rounded.exponent + rounded.digits.length - kept.length;
-  return { text: layOut(kept, exponent, value.negative), exact: rounded.exact };
+  return { text: layOut(kept, exponent, value.negative, rounded.exact), exact: rounded.exact };
 }
 
 const SUPERSCRIPTS = { "-": "\u207b", 0: "\u2070", 1: "\u00b9", 2: "\u00b2", 3: "\u00b3", 4: "\u2074", 5: "\u2075", 6: "\u2076", 7: "\u2077", 8: "\u2078", 9: "\u2079" };

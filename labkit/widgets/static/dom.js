@@ -120,7 +120,14 @@ export function textField({ label, read, take, root, mono = true, placeholder = 
   return { field, input, refresh, fail };
 }
 
-// Follow traits of the model until the view goes away; ipywidgets 7 has no signal.
+// One end for all that a view has to undo: the front end's signal, or the clean-up function that render returns to older ones.
+export function lifetime(signal) {
+  const controller = new AbortController();
+  signal?.addEventListener("abort", () => controller.abort());
+  return { signal: controller.signal, end: () => controller.abort() };
+}
+
+// Follow traits of the model until the view goes away.
 export function follow(model, names, handler, signal) {
   for (const name of names) model.on(`change:${name}`, handler);
   signal?.addEventListener("abort", () => {

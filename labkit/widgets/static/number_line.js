@@ -231,7 +231,7 @@ function drawAll(canvas, view, formats, typed) {
 
 function buildTable() {
   const body = h("tbody");
-  const heads = ["Format", ...LINE_ROUNDINGS.map(([, name]) => name), "stochastic"];
+  const heads = ["Format", ...LINE_ROUNDINGS.map(([, name]) => name), "stochastic: away from zero"];
   const table = h("table", { class: "lk-table" }, h("caption", { class: "lk-hidden", text: "Where the typed value lands" }),
     h("thead", {}, h("tr", {}, ...heads.map((text) => h("th", { scope: "col", text })))), body);
   const node = h("div", { class: "lk-scroll", tabindex: "0", role: "group", "aria-label": "Where the typed value lands, by format and rounding" }, table);
@@ -242,11 +242,11 @@ function stochasticWords(format, typed) {
   if (typed.kind !== "finite") return "";
   const land = (draw) => encode(typed, format, { rounding: "stochastic", draw });
   const nearer = land(fromDraw(1 - 2 ** -53));
-  if (nearer === land(finite(0n))) return "always the same";
+  if (nearer === land(finite(0n))) return "never";
   const cut = subtract(typed, decode(format, nearer));
   const gap = ulp(format, nearer);
   const chance = 100 * toNumber(finite(cut.num * gap.den, cut.den * gap.num));
-  return `away from zero in ${pretty(parseNumber(chance.toFixed(3)), 3)} % of draws`;
+  return `${pretty(parseNumber(chance.toFixed(3)), 3)} % of draws`;
 }
 
 function renderTable(table, formats, typed) {
@@ -301,7 +301,8 @@ function wireLine(plot, view, act) {
   });
 }
 
-function render({ model, el, signal }) {
+function render({ model, el, signal: ended }) {
+  const { signal, end } = lifetime(ended);
   const root = makeRoot(el, model, "labkit-line", "Number line");
   const speak = makeSpeaker(root, signal);
   const canvas = svg("svg", { class: "nl-canvas", "aria-hidden": "true", width: "100%" });
@@ -374,9 +375,10 @@ function render({ model, el, signal }) {
   draw();
   const resize = new ResizeObserver(() => Math.round(plot.clientWidth) !== view.pixels && draw());
   resize.observe(plot);
-  signal?.addEventListener("abort", () => resize.disconnect());
+  signal.addEventListener("abort", () => resize.disconnect());
   wireLine(plot, () => view, act);
   follow(model, ["source", "center", "zoom", "formats"], draw, signal);
+  return end;
 }
 
 export default { render };

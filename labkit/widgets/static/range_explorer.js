@@ -16,7 +16,8 @@ function countsLine(histogram) {
   return parts.join(", ");
 }
 
-function render({ model, el, signal }) {
+function render({ model, el, signal: ended }) {
+  const { signal, end } = lifetime(ended);
   const root = makeRoot(el, model, "labkit-range", "Range explorer");
   const speak = makeSpeaker(root, signal);
   const patternId = freshId("hatch");
@@ -55,8 +56,9 @@ function render({ model, el, signal }) {
   draw();
   const resize = new ResizeObserver(() => Math.round(plot.clientWidth) !== drawnPixels && draw());
   resize.observe(plot);
-  signal?.addEventListener("abort", () => resize.disconnect());
+  signal.addEventListener("abort", () => resize.disconnect());
   follow(model, ["histogram", "formats", "shift"], draw, signal);
+  return end;
 }
 
 export default { render };
