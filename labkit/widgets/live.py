@@ -28,12 +28,8 @@ class Element:
     @property
     def source(self) -> str:
         """The element's bits as a source text, "fp16:0x2E66"."""
-        code = (
-            self._bits[self._index].item() & self.format.sign_mask * 2 - 1
-            if self.format.signed
-            else self._bits[self._index].item()
-        )
-        return f"{self.format.name}:0x{int(code):0{self.format.hex_digits}X}"
+        stored = int(self._bits[self._index].item())  # two's complement, so negative where the sign bit is set
+        return f"{self.format.name}:0x{stored % (1 << self.format.bits):0{self.format.hex_digits}X}"
 
     def write(self, code: int) -> None:
         """Put `code` into the tensor, seen by all that shares its memory; autograd does not notice."""

@@ -62,7 +62,7 @@ def _check_histogram(histogram: Any) -> dict[str, Any]:
         # The short form: counts by exponent.
         exponents = sorted(histogram)
         histogram = {"exponents": exponents, "counts": [histogram[exponent] for exponent in exponents]}
-    full = {name: list(histogram.get(name, [0] * len(histogram["exponents"]))) for name in _LISTS}
+    full: dict[str, Any] = {name: list(histogram.get(name, [0] * len(histogram["exponents"]))) for name in _LISTS}
     full |= {name: histogram.get(name, 0) for name in _TOTALS}
     full["over"] = {str(name): list(counts) for name, counts in histogram.get("over", {}).items()}
     lists = [*(full[name] for name in _LISTS), *full["over"].values()]
