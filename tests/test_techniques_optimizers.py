@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from labkit.techniques.optimizers import AdamW, add_compensated_, copy_stochastic_, like
+from labkit.techniques.optimizers import AdamW, _noise, add_compensated_, copy_stochastic_, like
 
 OPTIONS = [{}, {"weight_decay": 0.3, "betas": (0.8, 0.95), "lr": 3e-2}, {"maximize": True}, {"eps": 1e-3}]
 
@@ -87,14 +87,27 @@ def test_stochastic_rounding_takes_one_of_the_two_neighbours_and_is_unbiased(val
 
 
 def test_stochastic_rounding_uses_every_bit_of_the_draw_alike() -> None:
-    # One 64-bit draw serves four elements: no lane may be poorer than the others, and neighbours must not go together.
-    count = 1 << 16
+    # One 64-bit draw serves eight elements: no lane may be poorer than the others, and the four that share no bits must
+    # not go together. The other four take the complements.
+    count = 1 << 17
     source = torch.full((count,), 1 + 2.0**-8)  # halfway between two bf16 numbers
     rounded = torch.empty(count, dtype=torch.bfloat16)
     copy_stochastic_(rounded, source, torch.Generator().manual_seed(0))
-    up = (rounded > 1).double().view(-1, 4)
-    assert ((up.mean(0) - 0.5).abs() < 6 * 0.5 / (count / 4) ** 0.5).all()
-    assert (torch.corrcoef(up.t()) - torch.eye(4)).abs().max() < 6 / (count / 4) ** 0.5
+    up = (rounded > 1).double().view(-1, 8)
+    assert ((up.mean(0) - 0.5).abs() < 6 * 0.5 / len(up) ** 0.5).all()
+    assert (torch.corrcoef(up[:, :4].t()) - torch.eye(4)).abs().max() < 6 / len(up) ** 0.5
+    assert torch.equal(up[:, :4], 1 - up[:, 4:])
+
+
+@pytest.mark.parametrize("lane", range(8))
+def test_the_noise_of_each_lane_is_uniform(lane: int) -> None:
+    noise = _noise(1 << 19, torch.device("cpu"), torch.Generator().manual_seed(1)).view(-1, 8)[:, lane]
+    assert noise.min() >= 0 and noise.max() < 1 << 16
+    counts = torch.bincount(noise >> 8, minlength=256).double()
+    chi_square = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
+    # 255 degrees of freedom: mean 255, standard deviation 22.6; six of those each way.
+    assert 255 - 6 * 22.6 < chi_square < 255 + 6 * 22.6
+    assert all(abs(((noise >> bit) & 1).double().mean() - 0.5) < 6 * 0.5 / len(noise) ** 0.5 for bit in range(16))
 
 
 def test_stochastic_rounding_keeps_what_is_exact_and_what_is_no_number() -> None:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 UPDATES = ("plain", "stochastic", "kahan")
 LOW = (torch.bfloat16, torch.float16)
 #: Elements updated at a time, so that the fp32 working copies stay small beside the model: few on a CPU, where they then
-#: stay in its cache, more where launching an operation is dear. Multiples of four: the size does not change which number
+#: stay in its cache, more where launching an operation is dear. Multiples of eight: the size does not change which number
 #: gets which random bits.
 _CPU_PIECE, _PIECE = 1 << 18, 1 << 22
 
@@ -186,12 +186,21 @@ def copy_stochastic_(target: Tensor, source: Tensor, generator: torch.Generator)
     A bf16 number is the upper half of an fp32 one. Adding a uniform 16-bit number to the lower half carries into the
     upper half with exactly the probability of the part cut off. `source` is used as scratch and holds the result too.
     """
-    words = -(-source.numel() // 4)  # one 64-bit draw serves four elements
-    draws = torch.empty(words, dtype=torch.int64, device=source.device)
-    draws.random_(-(2**63), None, generator=generator)
-    noise = draws.view(torch.uint16)[: source.numel()].view(source.shape)
-    source.view(torch.int32).add_(noise.to(torch.int32)).bitwise_and_(-(1 << 16))
+    noise = _noise(source.numel(), source.device, generator).view(source.shape)
+    source.view(torch.int32).add_(noise).bitwise_and_(-(1 << 16))
     target.copy_(source)
+
+
+def _noise(count: int, device: torch.device, generator: torch.Generator) -> Tensor:
+    """`count` whole numbers, each uniform on [0, 2^16), as int32.
+
+    Drawing is the dearest part of a step, so one 64-bit draw serves eight elements: four with its bits, four with their
+    complement, which is as uniform. Only the rounding of elements four apart goes together (antithetic variates).
+    """
+    words = torch.empty(-(-count // 8), 2, dtype=torch.int64, device=device)
+    words[:, 0].random_(-(2**63), None, generator=generator)
+    torch.bitwise_not(words[:, 0], out=words[:, 1])
+    return words.view(-1).view(torch.uint16)[:count].to(torch.int32)
 
 
 def add_compensated_(weight: Tensor, change: Tensor, compensation: Tensor) -> None:
