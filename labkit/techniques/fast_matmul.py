@@ -45,9 +45,11 @@ def fast_matmul(enabled: bool = True) -> Iterator[None]:
     """Inside, bf16 and fp16 products on the CPU are the fp32 product rounded once; stock kernels return on exit.
 
     Covers mm, addmm, bmm, baddbmm (and with them linear, matmul and einsum) and the fused attention, forward and
-    backward. Other dtypes go to the stock kernel and give the same bits. Dtypes that the CPU multiplies natively, and
-    other devices, are left alone. May be nested
-    (`enabled=False` inside changes nothing). It is process-wide while it lasts, so it also holds in other threads.
+    backward; convolutions stay stock. Other dtypes go to the stock kernel and give the same bits. Dtypes that the CPU
+    multiplies natively, and other devices, are left alone. Backward has to run inside too, or it takes stock kernels.
+
+    May be nested; `enabled=False` changes nothing, inside another one neither. It is process-wide while it lasts, so it
+    holds in other threads too.
     """
     if not enabled:
         yield
