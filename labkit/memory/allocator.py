@@ -206,7 +206,7 @@ class CachingAllocator:
         grown = round_up(size - spare, SMALL_SEGMENT if pool.small else LARGE_SEGMENT)
         self._reserve(grown, size)
         end = self._ends.get(pool.small)
-        base = (0 if pool.small else 1 << 60) if end is None else end.address + end.size
+        base = (0 if pool.small else LARGE_SEGMENT << 32) if end is None else end.address + end.size
         block = Block(base, grown, pool, before=end)
         if end is not None:
             end.after = block

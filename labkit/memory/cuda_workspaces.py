@@ -5,16 +5,25 @@ Each rule here is one that PyTorch's source states; the file is named beside it.
 
 import weakref
 from collections.abc import Callable
+from functools import cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.memory.allocator import KIB, round_up
 from labkit.memory.tracker import Tracker
 from labkit.techniques.checkpointing import moving_to_host
+
+#: What fake tensors raise at an operation whose result depends on values.
+UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -100,6 +109,8 @@ class HiddenMemory(TorchDispatchMode):
         self.host: set[int] = set()
         #: Plain words on what had to be assumed.
         self.notes: list[str] = []
+        #: The module that was running when an operation could not be predicted.
+        self.failed_in = ""
         self._handles: dict[bool, Tensor] = {}
         self._reserves: list[tuple[Any, Tensor]] = []
 
@@ -114,8 +125,16 @@ class HiddenMemory(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is _aten._local_scalar_dense.default:
             return self._answer(args[0])
+        try:
+            return self._run(func, args, kwargs)
+        except UNKNOWN:
+            self.failed_in = self.failed_in or self.tracker._modules[-1]
+            raise
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.capability is None:
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+            return _with_workspace(out, func, args) if func is _aten.mkldnn_rnn_layer.default else out
         if func in _PRODUCTS:
             self._hold_handle()
         rule = TRANSIENT.get(func)
@@ -176,6 +195,23 @@ class HiddenMemory(TorchDispatchMode):
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+
+@cache
+def _rnn_workspace(shapes: tuple[torch.Size, ...], rest: tuple[Any, ...]) -> int:
+    """The bytes that oneDNN's recurrent layer keeps for backward on this CPU: asked of the layer itself, on zeros."""
+    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        tensors = iter([torch.zeros(shape) for shape in shapes])
+        args = [next(tensors) if value is Tensor else list(value) if isinstance(value, tuple) else value for value in rest]
+        return int(_aten.mkldnn_rnn_layer.default(*args)[3].untyped_storage().nbytes())
+
+
+def _with_workspace(out: Any, func: Any, args: Any) -> Any:
+    if not args[-1]:  # not in training: nothing is kept
+        return out
+    shapes = tuple(value.shape for value in args if isinstance(value, Tensor))
+    rest = tuple(Tensor if isinstance(v, Tensor) else tuple(v) if isinstance(v, list) else v for v in args)
+    return (*out[:3], torch.empty(_rnn_workspace(shapes, rest), dtype=torch.uint8))
 
 
 def _weak_storage(tensor: Tensor) -> Any:

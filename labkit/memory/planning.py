@@ -138,7 +138,8 @@ def max_batch(
     batch = _checked(batch, at, size) if batch else 0
     best = at(batch) if batch else None
     beyond = _beyond(curve, at, batch + 1)
-    return Fit(batch, size, best, beyond.limited_by, len(tries))
+    broken_up = "fragmentation; then " if beyond.allocated_peak <= size else ""
+    return Fit(batch, size, best, broken_up + beyond.limited_by, len(tries))
 
 
 def _search(fits_at: Callable[[int], bool], *, start: int) -> int:

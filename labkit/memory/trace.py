@@ -1,32 +1,27 @@
 """Run a training step on fake tensors and write down every allocation: shapes are real, memory is not."""
 
+import sys
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from labkit.memory.cuda_attention import AttentionChoice
 from labkit.memory.cuda_semantics import always_steps, cuda_semantics, use_foreach
-from labkit.memory.cuda_workspaces import HIDDEN_OPS, HiddenMemory
+from labkit.memory.cuda_workspaces import HIDDEN_OPS, UNKNOWN, HiddenMemory
 from labkit.memory.shape_cache import ShapeCache
 from labkit.memory.tracker import Event, Tracker
 from labkit.techniques.checkpointing import Policy
 from labkit.techniques.precision import Precision, as_precision
 from labkit.techniques.step import TrainingStep
 from labkit.workload import Workload
-
-_UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
 #: Model, optimizer (or several), one training step, and any tensors that the step reads but does not make.
 Built = tuple[nn.Module, Optimizer | Iterable[Optimizer], Callable[[], Any], Any]
@@ -64,6 +59,7 @@ def trace_build(
         fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(ShapeCache(fake))
         stack.enter_context(always_steps())
+        stack.enter_context(_not_tracing())
         attention = stack.enter_context(cuda_semantics(capability)) if capability else None
         model, optimizer, step, inputs = _unpacked(build())
         if capability:
@@ -77,8 +73,8 @@ def trace_build(
                 for _ in range(steps):
                     steady = len(tracker._log)
                     step()
-            except _UNKNOWN as error:
-                raise UnknownMemory(_explain(error, tracker)) from None
+            except UNKNOWN as error:
+                raise UnknownMemory(_explain(error, hidden.failed_in)) from None
             hidden.step_counters_on_host()
             hidden.forget()
     return Trace(
@@ -116,6 +112,9 @@ def trace_workload(
             fast_matmul=False,
             model=model,
         )
+        if step.scaler:
+            # Two numbers that live from the first step on; made here, they are no part of a steady step, as for the meter.
+            step.scaler._lazy_init_scale_growth_tracker(torch.device("cpu"))
         batches = [make_batch(workload, batch_size) for _ in range(micro_batches)]
         return model, step.optimizer, lambda: step(*batches), batches
 
@@ -126,7 +125,7 @@ def make_batch(workload: Workload, batch_size: int) -> Any:
     """A fake batch; where the workload's own code needs values to make one, a real batch whose values are dropped."""
     try:
         return workload.batch(batch_size)
-    except (*_UNKNOWN, RuntimeError, NotImplementedError):
+    except (*UNKNOWN, RuntimeError, NotImplementedError):
         mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
         with torch.utils._python_dispatch._disable_current_modes():
             real = workload.batch(batch_size)
@@ -146,6 +145,15 @@ def cast_fake(model: nn.Module, dtype: torch.dtype) -> None:
                 is_parameter = name in module._parameters
                 done[tensor] = nn.Parameter(cast, tensor.requires_grad) if is_parameter else cast
             setattr(module, name, done[tensor])
+
+
+def _not_tracing() -> AbstractContextManager[Any]:
+    """transformers takes fake tensors for a compiler's and then builds masks that a real step leaves out; tell it otherwise."""
+    if "transformers" not in sys.modules:
+        return nullcontext()
+    from transformers.utils import import_utils
+
+    return mock.patch.object(import_utils, "is_fake_tensor", lambda tensor: False, create=True)
 
 
 def _in_order(events: list[Event], steady: int) -> list[Event]:
@@ -168,9 +176,8 @@ def _unpacked(built: Any) -> Built:
     return (*built, None)[:4]  # type: ignore[return-value]
 
 
-def _explain(error: Exception, tracker: Tracker) -> str:
+def _explain(error: Exception, module: str) -> str:
     op = getattr(error, "func", None) or "an operation"
-    _, module = tracker._now()
     where = f" in module {module!r}" if module else ""
     return f"{op}{where} makes a result whose size depends on the values in a tensor, so its memory cannot be predicted"
 
