@@ -41,10 +41,10 @@ def test_on_a_cpu_the_prediction_is_the_measurement(precision, checkpointing):
     assert (predicted.op_at_peak, predicted.module_at_peak) == (measured.op_at_peak, measured.module_at_peak)
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_on_a_cpu_the_allocators_own_record_agrees(precision):
-    measured = measure_workload(workload("tiny"), 2, precision=precision, device="cpu")
-    predicted = predict(workload("tiny"), 2, precision=precision, device="cpu")
+def test_on_a_cpu_the_allocators_own_record_agrees():
+    measured = measure_workload(workload("tiny"), 2, device="cpu")
+    predicted = predict(workload("tiny"), 2, device="cpu")
+    assert measured.allocator is not None
     # A Python number that an operation wraps in a tensor is the allocator's alone: 64 bytes with its padding.
     assert predicted.live_peak == pytest.approx(measured.allocator.peak_bytes, abs=64)
 

@@ -200,7 +200,7 @@ class HiddenMemory(TorchDispatchMode):
 @cache
 def _rnn_workspace(shapes: tuple[torch.Size, ...], rest: tuple[Any, ...]) -> int:
     """The bytes that oneDNN's recurrent layer keeps for backward on this CPU: asked of the layer itself, on zeros."""
-    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+    with torch.utils._python_dispatch._disable_current_modes(), torch.enable_grad():
         tensors = iter([torch.zeros(shape) for shape in shapes])
         args = [next(tensors) if value is Tensor else list(value) if isinstance(value, tuple) else value for value in rest]
         return int(_aten.mkldnn_rnn_layer.default(*args)[3].untyped_storage().nbytes())

@@ -8,6 +8,7 @@ _LAZY = {
     "CheckpointGame": "labkit.widgets.checkpoint_game",
     "LossScaleExplorer": "labkit.widgets.loss_scale_explorer",
     "NumberLine": "labkit.widgets.number_line",
+    "Planner": "labkit.widgets.planner",
     "RangeExplorer": "labkit.widgets.range_explorer",
     "UpdateExplorer": "labkit.widgets.update_explorer",
 }
