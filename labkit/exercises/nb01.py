@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from labkit.exercises.core import Exercise, Wrong, expect
 from labkit.numbers import FORMATS
@@ -232,17 +231,17 @@ def _by_adding_eps(code: int) -> int:
 # --- 01-ulps --------------------------------------------------------------------------------------------------------
 
 
-def ulp_distance(a: Tensor, b: Tensor) -> Tensor:
+def ulp_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """For float32 tensors without NaN: how many steps lie between a and b, an int64 tensor; -0.0 and 0.0 are 0 apart."""
 
-    def position(x: Tensor) -> Tensor:
+    def position(x: torch.Tensor) -> torch.Tensor:
         code = x.view(torch.int32).long()
         return torch.where(code < 0, -(code & 0x7FFF_FFFF), code)
 
     return (position(a) - position(b)).abs()
 
 
-def _check_ulps(answer: Callable[[Tensor, Tensor], Tensor]) -> None:
+def _check_ulps(answer: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
     one = 1.0
     above = one + 2.0**-23
     pairs = [
@@ -257,28 +256,28 @@ def _check_ulps(answer: Callable[[Tensor, Tensor], Tensor]) -> None:
     ]
     for a, b, want, why in pairs:
         got = answer(torch.tensor([a]), torch.tensor([b]))
-        expect(isinstance(got, Tensor), f"return a tensor, your function gave {type(got).__name__}")
+        expect(isinstance(got, torch.Tensor), f"return a tensor, your function gave {type(got).__name__}")
         expect(got.tolist() == [want], f"from {a!r} to {b!r} it is {want} steps, your function gave {got.tolist()}: {why}")
 
 
-def _in_eps(a: Tensor, b: Tensor) -> Tensor:
+def _in_eps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return ((a - b).abs() / 2.0**-23).long()
 
 
-def _raw_codes(a: Tensor, b: Tensor) -> Tensor:
+def _raw_codes(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a.view(torch.int32).long() - b.view(torch.int32).long()).abs()
 
 
-def _signed_distance(a: Tensor, b: Tensor) -> Tensor:
-    def position(x: Tensor) -> Tensor:
+def _signed_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def position(x: torch.Tensor) -> torch.Tensor:
         code = x.view(torch.int32).long()
         return torch.where(code < 0, -(code & 0x7FFF_FFFF), code)
 
     return position(b) - position(a)
 
 
-def _in_int32(a: Tensor, b: Tensor) -> Tensor:
-    def position(x: Tensor) -> Tensor:
+def _in_int32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def position(x: torch.Tensor) -> torch.Tensor:
         code = x.view(torch.int32)
         return torch.where(code < 0, -(code & 0x7FFF_FFFF), code)
 

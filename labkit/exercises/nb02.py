@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterable
 
 import torch
-from torch import Tensor
 
 from labkit.exercises.core import Exercise, Wrong, expect
 from labkit.numbers import FORMATS, FloatFormat
@@ -13,7 +12,7 @@ from labkit.numbers.tensors import quantize
 # --- 02-bf16 --------------------------------------------------------------------------------------------------------
 
 
-def bf16_codes(codes: Tensor) -> Tensor:
+def bf16_codes(codes: torch.Tensor) -> torch.Tensor:
     """The bf16 codes (int32 tensor, 0 to 0xFFFF) of fp32 codes given as an int32 tensor (the bits of fp32 numbers)."""
     wide = codes.long() & 0xFFFF_FFFF  # unsigned, with room for the carry
     rounded = wide + 0x7FFF + (wide >> 16 & 1) >> 16
@@ -21,11 +20,11 @@ def bf16_codes(codes: Tensor) -> Tensor:
     return torch.where(nan, 0x7FC0, rounded).int()
 
 
-def _codes_of(numbers: list[float]) -> Tensor:
+def _codes_of(numbers: list[float]) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.float32).view(torch.int32)
 
 
-def _check_bf16(answer: Callable[[Tensor], Tensor]) -> None:
+def _check_bf16(answer: Callable[[torch.Tensor], torch.Tensor]) -> None:
     eps = 2.0**-7
     cases = [
         (1.0, "its lower half is zero, so cutting is enough"),
@@ -59,20 +58,20 @@ def _hexes(codes: list[int]) -> str:
     return ", ".join(f"0x{code:04X}" if code >= 0 else str(code) for code in codes)
 
 
-def _cut(codes: Tensor) -> Tensor:
+def _cut(codes: torch.Tensor) -> torch.Tensor:
     return codes >> 16 & 0xFFFF
 
 
-def _half_up(codes: Tensor) -> Tensor:
+def _half_up(codes: torch.Tensor) -> torch.Tensor:
     return ((codes.long() & 0xFFFF_FFFF) + 0x8000 >> 16).int()
 
 
-def _nan_rounded(codes: Tensor) -> Tensor:
+def _nan_rounded(codes: torch.Tensor) -> torch.Tensor:
     wide = codes.long() & 0xFFFF_FFFF
     return (wide + 0x7FFF + (wide >> 16 & 1) >> 16 & 0xFFFF).int()
 
 
-def _sign_extended(codes: Tensor) -> Tensor:
+def _sign_extended(codes: torch.Tensor) -> torch.Tensor:
     return codes + 0x7FFF + (codes >> 16 & 1) >> 16
 
 
@@ -115,14 +114,14 @@ def _up_to_largest(fraction_bits: int, largest: float) -> int:
 # --- 02-quantize ----------------------------------------------------------------------------------------------------
 
 
-def quantize_fp4(x: Tensor) -> Tensor:
+def quantize_fp4(x: torch.Tensor) -> torch.Tensor:
     """The float32 tensor x, finite, with every element rounded to fp4 E2M1: nearest, ties to the even code, saturating."""
     magnitude = x.abs().clamp(max=6)
     ulp = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
     return torch.copysign((magnitude / ulp).round() * ulp, x)
 
 
-def _check_quantize(answer: Callable[[Tensor], Tensor]) -> None:
+def _check_quantize(answer: Callable[[torch.Tensor], torch.Tensor]) -> None:
     cases = [
         ([0.5, 1.0, 3.0, 6.0], "these are fp4 numbers already"),
         ([0.9, 2.2, 3.6, 4.9], "go to the nearest number, up or down"),
@@ -137,7 +136,7 @@ def _check_quantize(answer: Callable[[Tensor], Tensor]) -> None:
     for numbers, why in cases:
         x = torch.tensor(numbers)
         want, got = quantize(x, "fp4_e2m1"), answer(x.clone())
-        expect(isinstance(got, Tensor) and got.shape == x.shape, f"return a tensor of shape {tuple(x.shape)}, not {got!r}")
+        expect(isinstance(got, torch.Tensor) and got.shape == x.shape, f"return a tensor of shape {tuple(x.shape)}, not {got}")
         if not torch.equal(got, want):
             expect(False, f"{numbers} become {want.tolist()}, your function gave {got.tolist()}: {why}")
     x = torch.randn(10_000, generator=torch.Generator().manual_seed(4)) * 3
@@ -148,40 +147,40 @@ def _check_quantize(answer: Callable[[Tensor], Tensor]) -> None:
 _FP4 = torch.tensor(sorted(set(FORMATS["fp4_e2m1"].values())))
 
 
-def _nearest_first(x: Tensor) -> Tensor:
+def _nearest_first(x: torch.Tensor) -> torch.Tensor:
     return _FP4[(x.unsqueeze(-1) - _FP4).abs().argmin(-1)]
 
 
-def _one_ulp_for_all(x: Tensor) -> Tensor:
+def _one_ulp_for_all(x: torch.Tensor) -> torch.Tensor:
     return (x * 2).round().clamp(-12, 12) / 2
 
 
-def _truncating(x: Tensor) -> Tensor:
+def _truncating(x: torch.Tensor) -> torch.Tensor:
     magnitude = x.abs().clamp(max=6)
     ulp = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
     return torch.copysign((magnitude / ulp).floor() * ulp, x)
 
 
-def _not_saturating(x: Tensor) -> Tensor:
+def _not_saturating(x: torch.Tensor) -> torch.Tensor:
     magnitude = x.abs()
     ulp = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
     return torch.copysign((magnitude / ulp).round() * ulp, x)
 
 
-def _sign_lost(x: Tensor) -> Tensor:
+def _sign_lost(x: torch.Tensor) -> torch.Tensor:
     return quantize_fp4(x.abs())
 
 
 # --- 02-scale -------------------------------------------------------------------------------------------------------
 
 
-def round_up_scale(block: Tensor, largest: float) -> float:
+def round_up_scale(block: torch.Tensor, largest: float) -> float:
     """The least power of two s such that every |element| of `block` is at most s * largest; a float."""
     mantissa, exponent = math.frexp(block.abs().max().item() / largest)  # mantissa * 2^exponent, mantissa from 0.5 up
     return 2.0 ** (exponent - 1 if mantissa == 0.5 else exponent)
 
 
-def _check_scale(answer: Callable[[Tensor, float], float]) -> None:
+def _check_scale(answer: Callable[[torch.Tensor, float], float]) -> None:
     cases = [
         ([1.0, -6.0, 2.0], 6.0, 1.0, "6 is exactly 1 times 6, and a scale of 2 would waste a bit"),
         ([1.0, 6.5, 0.0], 6.0, 2.0, "with a scale of 1 the 6.5 would saturate at 6"),
@@ -192,7 +191,7 @@ def _check_scale(answer: Callable[[Tensor, float], float]) -> None:
     ]
     for numbers, largest, want, why in cases:
         got = answer(torch.tensor(numbers), largest)
-        got = got.item() if isinstance(got, Tensor) else got
+        got = got.item() if isinstance(got, torch.Tensor) else got
         power = isinstance(got, int | float) and got > 0 and math.frexp(got)[0] == 0.5
         expect(power, f"a scale is a power of two, your function gave {got!r} for {numbers}")
         expect(
@@ -201,26 +200,26 @@ def _check_scale(answer: Callable[[Tensor, float], float]) -> None:
         )
 
 
-def _floor_rule(block: Tensor, largest: float) -> float:
+def _floor_rule(block: torch.Tensor, largest: float) -> float:
     return 2.0 ** (math.floor(math.log2(block.abs().max().item())) - math.floor(math.log2(largest)))
 
 
-def _always_next(block: Tensor, largest: float) -> float:
+def _always_next(block: torch.Tensor, largest: float) -> float:
     return 2.0 ** math.frexp(block.abs().max().item() / largest)[1]
 
 
-def _signed_maximum(block: Tensor, largest: float) -> float:
+def _signed_maximum(block: torch.Tensor, largest: float) -> float:
     return round_up_scale(block.max().clamp(min=1e-3), largest)
 
 
-def _plain_ratio(block: Tensor, largest: float) -> float:
+def _plain_ratio(block: torch.Tensor, largest: float) -> float:
     return block.abs().max().item() / largest
 
 
 # --- 02-choose ------------------------------------------------------------------------------------------------------
 
 
-def formats_that_hold(formats: Iterable[FloatFormat], large: float, small: float, digits: int) -> list[str]:
+def formats_that_hold(formats: list, large: float, small: float, digits: int) -> list[str]:
     """Names of those `formats` (FloatFormat objects) that hold ±large, hold small as a normal number, and have digits.
 
     digits: every decimal number of that many digits must survive: fraction_bits * log10(2) >= digits.
@@ -338,7 +337,7 @@ EXERCISES = [
             Wrong(_signed_maximum, "the maximum is the largest magnitude", "scale of [1.0, -6.0, 2.0]"),
             Wrong(_plain_ratio, "any scale will do", "a scale is a power of two"),
         ),
-        note="The standard's floor rule lets the largest elements saturate, and training has diverged for it (arXiv:2506.08027).",
+        note="The standard's floor rule lets the largest elements saturate; training has diverged for it (arXiv:2506.08027).",
     ),
     Exercise(
         id="02-choose",

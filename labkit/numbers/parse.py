@@ -52,7 +52,8 @@ def exact(value: object) -> Exact:
         return Exact("nan", sign)
     if math.isinf(value):
         return Exact("infinity", sign)
-    numerator, denominator = value.as_integer_ratio()  # numpy's float16 and float32 have it too
+    # float has this method, and so have numpy's floating-point scalars, though numbers.Real does not promise it.
+    numerator, denominator = value.as_integer_ratio()  # type: ignore[attr-defined]
     return Exact("finite", sign, abs(numerator), denominator)
 
 

@@ -94,7 +94,7 @@ def _corner_codes(fmt: FloatFormat) -> list[int]:
 
 def _texts_between(fmt: FloatFormat, codes: list[int]) -> list[str]:
     """Texts at, between and beside the midpoints of neighbours, past the largest number and below the smallest."""
-    texts = {}
+    texts: dict[str, None] = {}
     for code in codes[:: 1 if fmt.bits == 8 else 3]:
         if fmt.fields(code).significand is None:
             continue
