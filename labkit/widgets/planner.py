@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,7 +9,6 @@ import traitlets
 
 from labkit.memory.figures import OVERHEADS
 from labkit.memory.gpus import gpus
-from labkit.memory.planning import PROBES
 from labkit.memory.prediction import Prediction, predict
 from labkit.memory.report import STACK
 from labkit.techniques.precision import PRECISIONS
@@ -26,6 +24,8 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 CHECKPOINTINGS = ("none", "selective", "full", "sqrt", "offload")
 LARGEST_BATCH = 256
+#: The straight line goes through the exact predictions at batch 2 and at the current batch, or at 8 where that is smaller.
+NEAR, FAR = 2, 8
 
 
 class Planner(LabWidget):
@@ -98,10 +98,6 @@ class Planner(LabWidget):
         """The exact prediction of what the controls say."""
         return self._predict(self.batch)
 
-    @cached_property
-    def _cards(self) -> dict[str, Any]:
-        return gpus()
-
     @traitlets.validate("gpu")
     def _known_gpu(self, proposal: Any) -> str:
         if proposal["value"] not in gpus():
@@ -120,18 +116,18 @@ class Planner(LabWidget):
 
     def refresh(self) -> None:
         """Predict what the controls say and send it to the browser; sizes that make no model become a message there."""
+        far = self.batch if self.batch > FAR else FAR
         try:
-            now, low, high = (self._predict(batch) for batch in (self.batch, *PROBES))
+            now, low, high = (self._predict(batch) for batch in (self.batch, NEAR, far))
         except (ValueError, TypeError) as error:
             self.view = {"error": str(error)}
             return
-        card = self._cards[self.gpu]
+        card = gpus()[self.gpu]
         base, further = parts(low), parts(high)
-        step = PROBES[1] - PROBES[0]
         rows = []
         for name, size in parts(now).items():
-            slope = (further[name] - base[name]) / step
-            rows.append([name, base[name] - slope * PROBES[0], slope, size])
+            slope = (further[name] - base[name]) / (far - NEAR)
+            rows.append([name, base[name] - slope * NEAR, slope, size])
         self.view = {
             "parts": rows,
             "batch": self.batch,
