@@ -69,7 +69,7 @@ def _require_positive_integer(name: str, value: object) -> None:
 #: The sizes the course uses, by name.
 PRESETS: dict[str, ModelConfig] = {
     # Trains in seconds on a CPU.
-    "tiny": ModelConfig(hidden=128, intermediate=384, layers=4, heads=4, kv_heads=2, sequence=64),
+    "tiny": ModelConfig(hidden=128, intermediate=320, layers=4, heads=4, kv_heads=2, sequence=64),
     # The longer lessons on a laptop.
     "small": ModelConfig(hidden=192, intermediate=512, layers=6, heads=6, kv_heads=2, sequence=128),
     # The model behind the claim "12 GB hold batch 8 in fp32 and batch 16 in bf16": 179.45 million parameters.
@@ -134,22 +134,25 @@ class Positions(nn.Module):
         self.register_buffer("mask", mask, persistent=False)  # (T, T)
 
     def rotate(self, x: Tensor) -> Tensor:
-        """Turns each pair of `x` (B, H, T, d) by its position's angle, so that q . k depends on the distance only."""
-        length = x.size(-2)
-        first, second = x.chunk(2, dim=-1)  # (B, H, T, d/2) each: the pairs are (i, i + d/2)
-        return x * self.cos[:length] + torch.cat((-second, first), dim=-1) * self.sin[:length]
+        """Turns each pair of `x` (B, T, H, d) by its position's angle, so that q . k depends on the distance only."""
+        length = x.size(1)
+        partner = x.roll(x.size(-1) // 2, dims=-1)  # (B, T, H, d): the pairs are (i, i + d/2)
+        return x * self.cos[:length, None] + partner * self.sin[:length, None]
 
 
 def rope_tables(sequence: int, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine (T, d) of position x base^(-2i/d) for every position and pair i (arXiv:2104.09864).
+    """Cosine and sine (T, d) of the angle position x base^(-2i/d), for every position and pair i (arXiv:2104.09864).
 
-    Computed in fp32 and returned in the default dtype. Computed in bf16, positions above 256 would collapse: only 384 of
-    the whole numbers below 512 can be written with 8 significant bits.
+    A pair (a, b) turns to (a cos - b sin, b cos + a sin), so the sines of the first half carry a minus. Computed in fp32
+    and returned in the default dtype. Computed in bf16, positions above 256 would collapse: only 384 of the whole numbers
+    below 512 can be written with 8 significant bits.
     """
     pair = torch.arange(0, head_dim, 2, dtype=torch.float32)  # (d/2,)
     position = torch.arange(sequence, dtype=torch.float32)  # (T,)
-    angle = torch.outer(position, base ** (-pair / head_dim)).repeat(1, 2)  # (T, d)
-    return angle.cos().to(torch.get_default_dtype()), angle.sin().to(torch.get_default_dtype())
+    angle = torch.outer(position, base ** (-pair / head_dim))  # (T, d/2)
+    cos = torch.cat((angle.cos(), angle.cos()), dim=1)  # (T, d)
+    sin = torch.cat((-angle.sin(), angle.sin()), dim=1)  # (T, d)
+    return cos.to(torch.get_default_dtype()), sin.to(torch.get_default_dtype())
 
 
 def causal_mask(sequence: int) -> Tensor:
@@ -170,14 +173,14 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(config.hidden, config.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        q = self.positions.rotate(self._heads(self.query(x)))  # (B, H, T, d)
-        k = self.positions.rotate(self._heads(self.key(x)))  # (B, K, T, d)
-        v = self._heads(self.value(x))  # (B, K, T, d)
-        y = self._attend(q, k, v)  # (B, H, T, d)
+        q = self.positions.rotate(self._heads(self.query(x)))  # (B, T, H, d)
+        k = self.positions.rotate(self._heads(self.key(x)))  # (B, T, K, d)
+        v = self._heads(self.value(x))  # (B, T, K, d)
+        y = self._attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))  # (B, H, T, d)
         return self.output(y.transpose(1, 2).flatten(2))  # (B, T, D)
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)  # (B, T, heads * d) -> (B, heads, T, d)
+        return x.unflatten(-1, (-1, self.config.head_dim))  # (B, T, heads * d) -> (B, T, heads, d)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         dropout = self.config.dropout if self.training else 0.0
