@@ -30,7 +30,7 @@ def test_the_line_through_two_traces_is_the_trace_at_any_batch():
     traces = {n: predict(tiny, n, precision="bf16-true", checkpointing="full").trace for n in (2, 3, 7)}
     curve = BatchCurve(traces[2], traces[3])
     assert curve.exact
-    assert curve.trace(7) == traces[7]
+    assert curve.trace(7).events == traces[7].events
 
 
 def test_a_model_whose_operations_change_with_the_batch_is_searched_without_the_line():
@@ -43,9 +43,7 @@ def test_a_model_whose_operations_change_with_the_batch_is_searched_without_the_
             x = self.inner(x)
             return x.exp().sin() if x.shape[0] % 2 else x
 
-    switching = Workload(
-        model=Switches, batch=lambda n: torch.randn(n * 1024, 64)[: n * 1023 + n % 2], loss=lambda m, b: m(b).sum()
-    )
+    switching = Workload(model=Switches, batch=lambda n: torch.randn(n * 1023, 64), loss=lambda m, b: m(b).sum())
     assert not BatchCurve(predict(switching, 2).trace, predict(switching, 3).trace).exact
     found = max_batch(switching, "50 MB")
     assert fits(predict(switching, found.batch).trace, 50_000_000)

@@ -186,6 +186,16 @@ def test_layer_norm_runs_in_fp32_under_cudas_autocast():
     assert saved_bytes(normed) - saved_bytes(plain) >= 1024 * 64 * 4 + 2 * 1024 * 4
 
 
+def test_torchs_rms_norm_is_one_kernel_that_keeps_its_input_and_a_number_a_row():
+    def normed(model, x):
+        return F.rms_norm(model(x), (64,), model.weight[0]).mean()
+
+    def plain(model, x):
+        return model(x).mean()
+
+    assert saved_bytes(normed, precision="32-true") - saved_bytes(plain, precision="32-true") == 1024 * 64 * 4 + 1024 * 4
+
+
 def test_the_patches_end_with_the_prediction():
     predict(workload("tiny"), 1)
     x = torch.randn(4, 64)

