@@ -1,4 +1,4 @@
-"""The planner from Python: what it predicts, what it sends to be drawn, what it refuses; and its drawing's arithmetic in node."""
+"""The planner from Python: what it predicts, sends and refuses; and its drawing's arithmetic in node."""
 
 import json
 import shutil
