@@ -11,8 +11,9 @@ from torch import Tensor
 from labkit.numbers.formats import FORMATS, OVERFLOWS, ROUNDINGS, FloatFormat, Overflow, Rounding, as_format
 from labkit.numbers.text import binary, decimal
 
-#: Elements worked on at once on a CPU, so that every intermediate stays in its cache: 2^16 floats are 256 KiB.
-CPU_CHUNK = 1 << 16
+#: Elements worked on at once on a CPU: few enough that no intermediate of the whole tensor's size is made, many enough that a
+#: busy machine does not spend its time at the end of each operation, waiting for threads.
+CPU_CHUNK = 1 << 20
 
 _INTEGER = {torch.float64: torch.int64, torch.float32: torch.int32}
 #: Which of the formats a dtype's own values are.
