@@ -80,6 +80,7 @@ def test_a_workload_of_ones_own_is_planned(tmp_path, monkeypatch, capsys):
         (["--memory", "12"], "size '12' has no unit"),
         (["--memory", "12G"], "which may mean GB or GiB"),
         (["--memory=-1GB"], "a size cannot be negative"),
+        (["--memory", "-1GB"], "a size cannot be negative"),
         (["--gpu", "RTX 9999"], "GPU 'RTX 9999' is not in data/gpus.csv"),
         (["--memory", "1GB", "--preset", "huge"], "preset 'huge' is unknown"),
         (["--memory", "1GB", "--model", "nowhere.at.all:thing"], "does not import"),

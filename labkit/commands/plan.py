@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from importlib import import_module
 from typing import Any
@@ -14,6 +15,8 @@ ATTENTION = {"flash": "sdpa", "math": "mask"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to plan for, the budget, and how to print."""
+    # So that "--memory -3GB" is refused in our words: argparse would take the size for an option.
+    parser._negative_number_matcher = re.compile(r"-\d")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--preset", default="article", help="a preset of the course's model (default: article)")
     what.add_argument("--model", metavar="PACKAGE.MODULE:NAME", help="a Workload of your own, or a function that returns one")
