@@ -7,9 +7,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
+from labkit.experiment import CATEGORIES, COLUMNS
 from labkit.report import write_report
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 pytestmark = pytest.mark.browser
 
