@@ -13,7 +13,6 @@ from labkit.memory.prediction import Prediction, predict
 from labkit.memory.report import STACK
 from labkit.techniques.precision import PRECISIONS
 from labkit.widgets.base import LabWidget, checked, number_between, one_of, script, style
-from labkit.workload import Workload
 
 #: What the optimizer keeps is what differs between these.
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -31,10 +30,10 @@ NEAR, FAR = 2, 8
 class Planner(LabWidget):
     """Controls for a model and its training, and its predicted memory as a stacked bar against a card's line.
 
-    `build` makes a `Workload` of a dictionary of sizes; `presets` names such dictionaries, whose whole numbers can be edited. A
-    change is predicted exactly; while the batch is dragged, the bar follows a straight line through two exact predictions and
-    says so. Traits to read, set or observe: `sizes`, `batch`, `precision`, `checkpointing`, `optimizer`, `gpu`; `prediction`
-    is the last exact one. Bad input raises ValueError and changes nothing.
+    `build` makes a `labkit.Workload` of a dictionary of sizes; `presets` names such dictionaries, whose whole numbers can be
+    edited. A change is predicted exactly; while the batch is dragged, the bar follows a straight line through two exact
+    predictions and says so. Traits to read, set or observe: `sizes`, `batch`, `precision`, `checkpointing`, `optimizer`,
+    `gpu`; `prediction` is the last exact one. Bad input raises ValueError and changes nothing.
     """
 
     _esm = script("dom.js", "planner.js")
@@ -55,7 +54,7 @@ class Planner(LabWidget):
 
     def __init__(
         self,
-        build: Callable[[dict[str, Any]], Workload],
+        build: Callable[[dict[str, Any]], Any],
         presets: Mapping[str, Mapping[str, Any]],
         *,
         preset: str | None = None,
