@@ -238,7 +238,7 @@ def _table(table: pd.DataFrame, level: int) -> str:
     return f"""<div class="scroll" role="region" aria-labelledby="{label}" tabindex="0">
 <table>
 <caption id="{label}">Every setting: mean ± half the range over its seeds</caption>
-<thead><tr><th scope="col">precision</th><th scope="col">checkpointing</th>{head}<th scope="col">runs</th></tr></thead>
+<thead><tr><th scope="col">precision</th><th scope="col">checkpointing</th>{head}<th scope="col">finished<small>runs</small></th></tr></thead>
 <tbody>
 {rows}
 </tbody>
@@ -252,7 +252,7 @@ def _row(row: pd.Series, largest: float) -> str:
         share = f' style="--share:{row[name] / largest:.4f}" class="bar"' if name == "peak_bytes" else ""
         cells.append(f"<td{share}>{_mean(row, name, digits, scale)}</td>")
     lost, runs = int(row["diverged"]), int(row["runs"])
-    state = f'<span class="lost">✗ {lost} of {runs} diverged</span>' if lost else f"✓ {runs}"
+    state = f'<span class="lost">✗ {runs - lost} of {runs}</span>' if lost else f"✓ {runs} of {runs}"
     return (
         f'<tr><th scope="row">{escape(str(row["precision"]))}</th><td class="text">{escape(str(row["checkpointing"]))}</td>'
         f'{"".join(cells)}<td class="text">{state}</td></tr>'

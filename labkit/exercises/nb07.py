@@ -371,8 +371,8 @@ EXERCISES = [
             "Let `pack` return only a running number. When `unpack` is asked for the first number, run the function again, "
             "under hooks of its own that collect the tensors it wants to save, in the same order.",
             "Collect in a dict `again`; `if not again:` run `function(x.detach().requires_grad_())` under "
-            "`torch.enable_grad()` and `saved_tensors_hooks(lambda t: again.update({next(fresh): t.detach()}), lambda _: None)`; return "
-            "`again[number]`.",
+            "`torch.enable_grad()` and `saved_tensors_hooks(lambda t: again.update({next(fresh): t.detach()}), "
+            "lambda _: None)`; return `again[number]`.",
         ),
         wrong=(
             Wrong(_keeps_everything, "calling the function is enough", "still alive"),
