@@ -386,7 +386,7 @@ def test_every_probe_draws_a_figure_with_its_finding_as_title() -> None:
         scaler.step(optimizer)
         scaler.update()
     figures = {
-        "become zero in fp16": gradient_histogram(model).plot(scale=4),
+        "are zero in fp16": gradient_histogram(model).plot(scale=4),
         "of the weights moved": survival.plot(),
         "16-bit result": log.plot(),
         "stayed finite": watch.plot(),

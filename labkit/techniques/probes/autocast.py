@@ -99,13 +99,12 @@ class AutocastLog(TorchDispatchMode):
         low = 100 * summary[[name for name in ("bf16", "fp16") if name in summary]].to_numpy().sum() / summary.to_numpy().sum()
         title = f"{low:.0f}% of the operations gave a 16-bit result; the rest kept fp32"
         fig, ax = plots.figure(title, x="times run", size=(8.0, 0.24 * len(summary) + 1.4))
+        names = [name.replace("_scaled_dot_product_", "sdpa_").replace("_for_cpu", "") for name in summary.index]
         styles = {"fp32": ("blue", ""), "bf16": ("orange", "///"), "fp16": ("vermilion", "///"), "fp64": ("black", "")}
         left = summary.iloc[:, 0] * 0
         for name in summary.columns:
             color, hatch = styles.get(name, ("grey", ""))
-            ax.barh(
-                summary.index, summary[name], left=left, color=plots.COLORS[color], hatch=hatch, edgecolor="white", label=name
-            )
+            ax.barh(names, summary[name], left=left, color=plots.COLORS[color], hatch=hatch, edgecolor="white", label=name)
             left = left + summary[name]
         ax.legend(title="output", loc="lower right")
         return fig

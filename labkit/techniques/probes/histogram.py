@@ -135,7 +135,9 @@ def _plot(histogram: GradientHistogram, fmt: str, scale: int) -> "Figure":
     shares = histogram.shares(fmt, scale=scale)
     tiny, normal, largest = RANGES[fmt]
     factor = f" times 2^{scale}" if scale else ""
-    title = f"{shares.zero:.1%} of the gradients{factor} become zero in {fmt}, {shares.subnormal:.1%} lose bits"
+    before = histogram.zeros / max(histogram.total, 1)
+    zero = f"{shares.zero:.1%} of the gradients{factor} are zero in {fmt} ({before:.1%} were before)"
+    title = f"{zero}, {shares.subnormal:.1%} lose bits"
     fig, ax = plots.figure(title, x="exponent e: magnitudes from 2^e to below 2^(e+1)", y="share of the gradients (%)")
     zones = (
         ("becomes zero", -10_000, tiny - 1, "vermilion", "xxx"),
@@ -149,6 +151,8 @@ def _plot(histogram: GradientHistogram, fmt: str, scale: int) -> "Figure":
         if chosen:
             look = {"color": plots.COLORS[color], "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
             ax.bar(*zip(*chosen, strict=True), width=1.0, align="edge", label=label, **look)
+    # Room above the bars for the names of the borders.
+    ax.set_ylim(0, 1.5 * max((height for _, height in bars), default=1))
     reached = [e for e, _ in bars] or [tiny]
     ax.set_xlim(min(*reached, tiny) - 2, max(*reached, largest) + 3)
     for value, text in ((tiny, f"smallest {fmt} number"), (normal, f"smallest normal {fmt}"), (largest + 1, f"{fmt} ends")):
