@@ -235,10 +235,12 @@ def _table(table: pd.DataFrame, level: int) -> str:
     largest = float(table["peak_bytes"].max())
     rows = "\n".join(_row(row, largest) for _, row in table.iterrows())
     label = f"table-{level}"
+    names = '<th scope="col">precision</th><th scope="col">checkpointing</th>'
+    last = '<th scope="col">finished<small>runs</small></th>'
     return f"""<div class="scroll" role="region" aria-labelledby="{label}" tabindex="0">
 <table>
 <caption id="{label}">Every setting: mean ± half the range over its seeds</caption>
-<thead><tr><th scope="col">precision</th><th scope="col">checkpointing</th>{head}<th scope="col">finished<small>runs</small></th></tr></thead>
+<thead><tr>{names}{head}{last}</tr></thead>
 <tbody>
 {rows}
 </tbody>

@@ -37,11 +37,6 @@ class Solution:
     placement: Placement
     cost: Cost
 
-    @property
-    def recomputed(self) -> list[int]:
-        """The blocks that run twice."""
-        return [index for segment in self.placement for index in segment]
-
 
 def best_placement(chain: Chain, budget: int | str) -> Solution:
     """The placement with the least extra time whose peak is at most `budget` (bytes, or text such as "12 MB").
