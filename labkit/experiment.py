@@ -253,7 +253,7 @@ def _replace(path: Path, frame: pd.DataFrame) -> None:
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a precision and policy: means over the seeds, the loss's spread (largest less smallest), peak in MB (10^6 bytes)."""
+    """One row a precision and policy: means over the seeds, spread of the loss over them, peak in MB (10^6 bytes)."""
     groups = frame.groupby(["precision", "checkpointing"], sort=False)
     table = groups.agg(
         runs=("seed", "size"),

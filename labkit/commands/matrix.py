@@ -10,12 +10,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Scale, settings, policies, seeds and the CSV to resume from."""
     parser.add_argument("--scale", help="ci, laptop or gpu (default: LABKIT_SCALE, else what fits the machine)")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE.csv", help="keep the rows here; rows that are there are not run again"
+        "--out", type=Path, metavar="FILE.csv", help="keep the rows here; those there are not run again"
     )
     parser.add_argument("--precision", nargs="+", metavar="NAME", help="precision settings (default: six of them)")
     parser.add_argument("--checkpointing", nargs="+", metavar="POLICY", help="checkpointing policies (default: four of them)")
     parser.add_argument("--seeds", type=int, metavar="N", help="how many seeds (default: the scale's)")
-    parser.add_argument("--data", default="python", metavar="TEXT", help="python (its language reference), synthetic, or the path of a file")
+    parser.add_argument("--data", default="python", metavar="TEXT", help="python, synthetic, or the path of a text file")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -84,7 +84,7 @@ EXERCISES = [
             Wrong(_no_scalar, "a scalar holds nothing", "an empty product is 1"),
             Wrong(_always_fp32, "every number takes four bytes", "takes 3,145,728 bytes"),
         ),
-        note="Shape times width is the whole arithmetic of memory. The rest of the course is about *which* tensors are alive *when*.",
+        note="Shape times width is the whole arithmetic of memory. The rest is *which* tensors are alive *when*.",
     ),
     Exercise(
         id="00-fit",
