@@ -25,7 +25,7 @@ class Scale:
 
 SCALES = {
     "ci": Scale(name="ci", preset="tiny", steps=12, batch_size=8, seeds=1),
-    "laptop": Scale(name="laptop", preset="tiny", steps=150, batch_size=16, seeds=3),
+    "laptop": Scale(name="laptop", preset="tiny", steps=120, batch_size=8, seeds=3),
     "gpu": Scale(name="gpu", preset="small", steps=500, batch_size=32, seeds=3),
 }
 
