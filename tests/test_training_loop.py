@@ -99,6 +99,21 @@ def test_a_preset_can_be_named() -> None:
     assert result.model.config.hidden == 128 and result.status == "ok"
 
 
+def test_a_wider_model_gets_a_lower_learning_rate() -> None:
+    rates = {}
+    for name in ("tiny", "small"):
+        load = workload(name)
+        rates[name] = {group["lr"] for group in load.optimizer(load.model().parameters()).param_groups}
+    assert rates == {"tiny": {3e-3}, "small": {1e-3}}
+
+
+def test_only_matrices_decay() -> None:
+    load = course(weight_decay=0.3)
+    matrices, scales = load.optimizer(load.model().parameters()).param_groups
+    assert (matrices["weight_decay"], scales["weight_decay"]) == (0.3, 0.0)
+    assert {p.dim() for p in matrices["params"]} == {2} and {p.dim() for p in scales["params"]} == {1}
+
+
 def test_the_history_has_a_row_for_every_step() -> None:
     result = train(config(precision="16-mixed"))
     history = result.history

@@ -19,19 +19,22 @@ def workload(
     data: str | Path | None = None,
     sequence: int | None = None,
     seed: int = 0,
-    learning_rate: float = 3e-3,
+    learning_rate: float | None = None,
     betas: tuple[float, float] = (0.9, 0.95),
     weight_decay: float = 0.1,
 ) -> Workload:
     """The course's transformer as a `Workload`: a preset's name or a config, trained on `data` (see `load_text`).
 
     `batch(n)` gives the next n random windows of a generator seeded with `seed`. `sequence` replaces the config's. Without
-    `data`, a vocabulary that is not the 256 bytes gets random tokens. Raises ValueError for an unknown preset, for a
+    `data`, a vocabulary that is not the 256 bytes gets random tokens. Without `learning_rate`, it is 3e-3 up to a hidden size
+    of 128, as in `tiny`, and 1e-3 above, where 3e-3 learns more slowly. Raises ValueError for an unknown preset, for a
     vocabulary smaller than the bytes of `data`, and for the texts that `load_text` refuses.
     """
     name, config = (config, preset(config)) if isinstance(config, str) else ("transformer", config)
     if sequence is not None:
         config = replace(config, sequence=sequence)
+    if learning_rate is None:
+        learning_rate = 3e-3 if config.hidden <= 128 else 1e-3
     return Workload(
         model=lambda: Transformer(config),
         batch=_batches(config, data, seed),
@@ -43,7 +46,7 @@ def workload(
 
 
 def adamw(
-    *, learning_rate: float = 3e-3, betas: tuple[float, float] = (0.9, 0.95), weight_decay: float = 0.1
+    *, learning_rate: float = 1e-3, betas: tuple[float, float] = (0.9, 0.95), weight_decay: float = 0.1
 ) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
     """A maker of torch's AdamW, for `Workload.optimizer`: weight decay on matrices only, not on the norms' scales."""
 
