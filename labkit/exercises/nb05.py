@@ -13,6 +13,8 @@ from labkit.exercises.core import Exercise, Wrong, expect
 
 def vanishes(weight: float, update: float) -> bool:
     """Whether adding `update` to the bf16 number `weight` gives `weight` back."""
+    import math
+
     exponent = math.floor(math.log2(abs(weight)))
     toward_zero = (update < 0) == (weight > 0)
     at_power = abs(weight) == 2.0**exponent
@@ -103,7 +105,7 @@ def _always(learning_rate: float, weight_decay: float, dtype: torch.dtype) -> bo
 # 05-master
 
 
-def master_step(model: nn.Module, masters: list[Tensor], optimizer: torch.optim.Optimizer) -> None:
+def master_step(model: nn.Module, masters: list[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
     """One step on fp32 `masters` (the tensors `optimizer` holds) with the gradients of the low-precision `model`."""
     for parameter, master in zip(model.parameters(), masters, strict=True):
         master.grad = parameter.grad.float()
@@ -167,7 +169,7 @@ def _model_to_fp32(model: nn.Module, masters: list[Tensor], optimizer: torch.opt
 # 05-stochastic
 
 
-def round_stochastically(x: Tensor, generator: torch.Generator) -> Tensor:
+def round_stochastically(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """The fp32 tensor `x` in bf16, rounded up or down by chance so that the mean is `x`."""
     bits = x.view(torch.int32)
     noise = torch.randint(0, 1 << 16, x.shape, generator=generator, dtype=torch.int32)
@@ -232,7 +234,7 @@ def _stays_fp32(x: Tensor, generator: torch.Generator) -> Tensor:
 # 05-kahan
 
 
-def kahan_add(weight: Tensor, update: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+def kahan_add(weight: torch.Tensor, update: torch.Tensor, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The bf16 `weight` plus the fp32 `update` and the bf16 `kept`; returns the new weight and the new kept, both bf16."""
     wanted = update + kept.float()
     new = (weight.float() + wanted).to(torch.bfloat16)

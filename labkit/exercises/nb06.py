@@ -121,14 +121,7 @@ def _one_late(
 # 06-order
 
 
-def accumulated_step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    batches: Sequence[Tensor],
-    loss_function: Callable[[nn.Module, Tensor], Tensor],
-    clip: float,
-) -> None:
+def accumulated_step(model, optimizer, scaler, batches, loss_function, clip):
     """One optimizer step over `batches`, equal in size: accumulate, then clip the true gradient to the norm `clip`."""
     optimizer.zero_grad()
     for batch in batches:
@@ -262,7 +255,7 @@ def _never_clears(
 # 06-schedule
 
 
-def scheduled_step(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, scheduler: Any) -> None:
+def scheduled_step(optimizer, scaler, scheduler):
     """Step the optimizer through the scaler, and the scheduler only where the optimizer really stepped."""
     before = scaler.get_scale()
     scaler.step(optimizer)
@@ -332,7 +325,7 @@ def _past_the_scaler(optimizer: Any, scaler: Any, scheduler: Any) -> None:
 # 06-scale
 
 
-def largest_scale(gradients: Sequence[Tensor]) -> float:
+def largest_scale(gradients: list[torch.Tensor]) -> float:
     """The largest power of two, from 1 to 2^40, that no element of `gradients` (fp32) times it overflows fp16."""
     largest = max(float(gradient.abs().max()) for gradient in gradients)
     scale = 1.0
@@ -382,12 +375,12 @@ def _by_the_smallest(gradients: Sequence[Tensor]) -> float:
 # 06-overflow
 
 
-def culprit(model: nn.Module, x: Tensor) -> str:
+def culprit(model: nn.Module, x: torch.Tensor) -> str:
     """The dotted name of the first submodule of `model` whose output has an infinity or NaN; "" where there is none."""
     found: list[str] = []
 
-    def watch(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
+    def watch(name: str):
+        def hook(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
             if not torch.isfinite(output).all():
                 found.append(name)
 
