@@ -39,6 +39,12 @@ def test_stored_outputs_are_of_this_source(path: Path) -> None:
 
 
 @each
+def test_the_title_says_what_the_stored_run_cost(path: Path) -> None:
+    notebook = read(path)
+    assert notebooks._cost_in_words(notebook.metadata["labkit"]) in notebook.cells[0].source
+
+
+@each
 def test_no_output_is_an_error_or_a_warning(path: Path) -> None:
     for cell in code_cells(read(path)):
         for output in cell.outputs:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ _TAG = "exercise:"
 
 _PEAK = """import resource, sys
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))"""
+
+
+#: The part of a title cell that says what the stored run cost.
+_COST = re.compile(r"runs in about .* on a laptop · peak memory .* MB")
 
 
 def folder() -> Path:
@@ -91,8 +96,13 @@ def run(path: Path, *, scale: str) -> dict[str, Any]:
     notebook.metadata = {key: notebook.metadata[key] for key in ("kernelspec", "widgets") if key in notebook.metadata}
     notebook.metadata["language_info"] = {"name": "python"}
     notebook.metadata["labkit"] = cost
+    notebook.cells[0].source = _COST.sub(_cost_in_words(cost), notebook.cells[0].source)
     path.write_text(nbformat.writes(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return cost
+
+
+def _cost_in_words(cost: dict[str, Any]) -> str:
+    return f"runs in about {cost['seconds'] / 60:.1f} minutes on a laptop · peak memory {cost['peak_mb']} MB"
 
 
 def _restore(before: dict[str, str | None]) -> None:
