@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope
 TEST_ENV := OMP_NUM_THREADS=1 LABKIT_SCALE=ci LABKIT_PROGRESS=0 PYTHONHASHSEED=0
 NBVAL := --nbval-lax --nbval-cell-timeout=300 --nbval-kernel-name=python3
 
-.PHONY: lab test notebooks colab lanes site lint bench clean
+.PHONY: lab test browser notebooks colab lanes site lint bench clean
 
 lab: $(READY)
 	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
@@ -18,6 +18,10 @@ test: $(READY)
 	$(TEST_ENV) $(PYTEST) $(NBVAL) notebooks
 	$(BIN)/python -m labkit notebooks solve build/solved
 	$(TEST_ENV) LABKIT_STRICT=1 $(PYTEST) $(NBVAL) build/solved
+
+# Every notebook in a real JupyterLab, in Chromium.
+browser: $(READY)
+	$(TEST_ENV) $(PYTEST) -m course tests/browser
 
 # Run every notebook in place at scale laptop, so that the stored outputs are fresh.
 notebooks: $(READY)

@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from labkit.exercises import notebooks
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.course]
 PATHS = notebooks.numbered()
 SECONDS = 240
 
@@ -39,5 +39,6 @@ def test_a_notebook_runs_shows_its_widgets_and_runs_again(path: Path, lab: Any) 
     assert page.evaluate(_WIDGETS) == count
     expect(page.locator(".jp-OutputArea-output .labkit")).to_have_count(count, timeout=20_000)
     ours = [trouble for trouble in troubles if "labkit" in trouble.lower() or "anywidget" in trouble.lower()]
-    assert not ours, ours
+    # anywidget logs this after two seconds of a busy kernel, and draws the widget all the same: counted above.
+    assert not [trouble for trouble in ours if "Failed to initialize model" not in trouble], ours
     page.close()
