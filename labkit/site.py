@@ -16,7 +16,13 @@ NPM_PACKAGES = {"requirejs": "2.3.8", "@jupyter-widgets/html-manager": "1.0.15"}
 REFERENCE = {
     "numbers": ["labkit.numbers.formats", "labkit.numbers.encode", "labkit.numbers.decode", "labkit.numbers.tensors"],
     "techniques": ["labkit.techniques.precision", "labkit.techniques.step", "labkit.techniques.checkpointing"],
-    "memory": ["labkit.memory.meter", "labkit.memory.report", "labkit.memory.prediction", "labkit.memory.planning", "labkit.memory.placement"],
+    "memory": [
+        "labkit.memory.meter",
+        "labkit.memory.report",
+        "labkit.memory.prediction",
+        "labkit.memory.planning",
+        "labkit.memory.placement",
+    ],
     "training": ["labkit.training.data", "labkit.training.model", "labkit.training.loop"],
 }
 

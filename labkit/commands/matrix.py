@@ -9,9 +9,7 @@ HELP = "train the small transformer under every precision and checkpointing sett
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Scale, settings, policies, seeds and the CSV to resume from."""
     parser.add_argument("--scale", help="ci, laptop or gpu (default: LABKIT_SCALE, else what fits the machine)")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE.csv", help="keep the rows here; those there are not run again"
-    )
+    parser.add_argument("--out", type=Path, metavar="FILE.csv", help="keep the rows here; those there are not run again")
     parser.add_argument("--precision", nargs="+", metavar="NAME", help="precision settings (default: six of them)")
     parser.add_argument("--checkpointing", nargs="+", metavar="POLICY", help="checkpointing policies (default: four of them)")
     parser.add_argument("--seeds", type=int, metavar="N", help="how many seeds (default: the scale's)")
