@@ -8,6 +8,8 @@ from labkit.exercises.core import Exercise, Wrong, expect
 
 def tensor_bytes(shape: tuple[int, ...], bits: int) -> int:
     """How many bytes a tensor of this shape takes when each number has this many bits."""
+    from math import prod
+
     return prod(shape) * bits // 8
 
 

@@ -1,6 +1,6 @@
 """Exercises of notebook 08: reading a matrix of runs, and deciding by it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pandas as pd
 
@@ -68,7 +68,7 @@ def _smallest_peak(frame: pd.DataFrame, budget_bytes: int) -> tuple[str, str] | 
 Point = tuple[float, float]
 
 
-def pareto_front(points: Sequence[Point]) -> list[Point]:
+def pareto_front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """The (memory, time) points that no other point beats or equals in both and beats in one, by rising memory."""
     front = []
     for point in sorted(set(points)):
@@ -77,7 +77,7 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
     return front
 
 
-def _check_pareto(answer: Callable[[Sequence[Point]], list[Point]]) -> None:
+def _check_pareto(answer: Callable[[list[Point]], list[Point]]) -> None:
     points = [(100.0, 10.0), (60.0, 13.0), (70.0, 13.0), (45.0, 15.0), (110.0, 11.0), (60.0, 14.0)]
     got = [tuple(point) for point in answer(points)]
     expect((70.0, 13.0) not in got, "(70, 13) is on your front, but (60, 13) needs less memory and no more time")
@@ -88,26 +88,26 @@ def _check_pareto(answer: Callable[[Sequence[Point]], list[Point]]) -> None:
     expect(list(answer([(1.0, 1.0), (1.0, 1.0)])) == [(1.0, 1.0)], "two equal points are one point of the front")
 
 
-def _all_points(points: Sequence[Point]) -> list[Point]:
+def _all_points(points: list[Point]) -> list[Point]:
     return sorted(set(points))
 
 
-def _minimum_of_each(points: Sequence[Point]) -> list[Point]:
+def _minimum_of_each(points: list[Point]) -> list[Point]:
     return sorted({min(points), min(points, key=lambda point: point[1])})
 
 
-def _ties_stay(points: Sequence[Point]) -> list[Point]:
+def _ties_stay(points: list[Point]) -> list[Point]:
     return [p for p in sorted(set(points)) if not any(q[0] < p[0] and q[1] < p[1] for q in points)]
 
 
-def tells_apart(losses_a: Sequence[float], losses_b: Sequence[float]) -> bool:
+def tells_apart(losses_a: list[float], losses_b: list[float]) -> bool:
     """Whether the means of two settings differ by more than the larger of their spreads (largest minus smallest) over seeds."""
     mean_a, mean_b = sum(losses_a) / len(losses_a), sum(losses_b) / len(losses_b)
     spread = max(max(losses) - min(losses) for losses in (losses_a, losses_b))
     return abs(mean_a - mean_b) > spread
 
 
-def _check_apart(answer: Callable[[Sequence[float], Sequence[float]], bool]) -> None:
+def _check_apart(answer: Callable[[list[float], list[float]], bool]) -> None:
     expect(not answer([2.00, 2.10, 2.20], [2.05, 2.12, 2.25]), "the seeds differ by 0.20 among themselves: 0.04 tells nothing")
     expect(answer([2.00, 2.01, 2.02], [2.30, 2.31, 2.33]), "0.30 apart with a spread of 0.03 is a difference")
     expect(answer([2.30, 2.31, 2.33], [2.00, 2.01, 2.02]), "the order of the two settings must not matter")
@@ -117,15 +117,15 @@ def _check_apart(answer: Callable[[Sequence[float], Sequence[float]], bool]) -> 
     )
 
 
-def _any_difference(a: Sequence[float], b: Sequence[float]) -> bool:
+def _any_difference(a: list[float], b: list[float]) -> bool:
     return sum(a) / len(a) != sum(b) / len(b)
 
 
-def _signed(a: Sequence[float], b: Sequence[float]) -> bool:
+def _signed(a: list[float], b: list[float]) -> bool:
     return sum(b) / len(b) - sum(a) / len(a) > max(max(x) - min(x) for x in (a, b))
 
 
-def _first_spread(a: Sequence[float], b: Sequence[float]) -> bool:
+def _first_spread(a: list[float], b: list[float]) -> bool:
     return abs(sum(a) / len(a) - sum(b) / len(b)) > max(a) - min(a)
 
 

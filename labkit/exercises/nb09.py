@@ -139,7 +139,7 @@ def impossible(estimates: list[dict[str, int]]) -> list[int]:
     wrong = []
     for position, estimate in enumerate(estimates):
         order = [estimate[name] for name in ("live", "allocated", "reserved", "nvidia_smi")]
-        if order != sorted(order) or estimate["reserved"] % (2 * MIB):
+        if order != sorted(order) or estimate["reserved"] % 2**21:
             wrong.append(position)
     return wrong
 
