@@ -23,8 +23,8 @@ _NUMBERS = ("memory_gb", "bandwidth_gb_s", "peak_fp32", "peak_tf32", "peak_bf16"
 
 
 def hardware_rows() -> list[dict[str, Any]]:
-    """The rows of the table. Memory is in GB = 10^9 bytes, bandwidth in 10^9 bytes a second, peaks in 10^12 floating-point
-    operations a second without sparsity; None where the maker states none."""
+    """The rows of the table. Memory is in the makers' GB (2^30 bytes), bandwidth in 10^9 bytes a second, peaks in 10^12
+    floating-point operations a second without sparsity; None where the maker states none."""
     with data_file("hardware_formats.csv").open(encoding="utf-8", newline="") as file:
         rows: list[dict[str, Any]] = list(csv.DictReader(file))
     for row in rows:
