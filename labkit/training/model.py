@@ -114,7 +114,9 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = at_least_fp32(x)  # (B, T, D)
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
+        # The sum divided, and not `mean`: the same bits, but backward then divides one number a token instead of D.
+        mean_square = wide.square().sum(-1, keepdim=True) / wide.size(-1)  # (B, T, 1)
+        wide = wide * torch.rsqrt(mean_square + self.epsilon)
         return wide.to(x.dtype) * self.weight  # (B, T, D)
 
 
