@@ -14,7 +14,7 @@ MEANING = {
     "matrix": "multiplied in matrix units (tensor cores, matrix cores, AMX, MXU), at the format's full speed",
     "vector": "computed natively, without matrix units",
     "native": "computed natively, as found on this machine",
-    "emulated": "computed by way of a wider format: memory is saved, time is not",
+    "emulated": "computed by way of another format: memory may be saved, time is not",
     "absent": "no arithmetic in this format",
     "": "not stated by the maker",
 }

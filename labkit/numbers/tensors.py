@@ -47,6 +47,9 @@ def quantize(
         raise TypeError(f"quantize takes a floating-point tensor, not {getattr(tensor, 'dtype', type(tensor).__name__)}")
     result_dtype = _first_holding(fmt, [tensor.dtype, torch.float32, torch.float64])
     work_dtype = _first_holding(fmt, [result_dtype, torch.float32, torch.float64], working=True)
+    by_bits = fmt == FORMATS["e8m0"] and tensor.dtype != torch.float64 and rounding != "stochastic"
+    if by_bits:
+        work_dtype = torch.float32
     source = tensor.detach().contiguous().view(-1)
     result = torch.empty(source.shape, dtype=result_dtype, device=source.device)
     if not source.numel():
@@ -54,7 +57,10 @@ def quantize(
     size = CPU_CHUNK if source.device.type == "cpu" else source.numel()
     for chunk, out in zip(source.split(size), result.split(size), strict=True):
         work = out if result_dtype == work_dtype else torch.empty_like(out, dtype=work_dtype)
-        _round(chunk.to(work_dtype), work, fmt, rounding, overflow, generator)
+        if by_bits:
+            _round_to_e8m0(chunk.to(work_dtype), work, rounding, overflow)
+        else:
+            _round(chunk.to(work_dtype), work, fmt, rounding, overflow, generator)
         if work is not out:
             out.copy_(work)
     return result.view(tensor.shape)
@@ -97,6 +103,37 @@ def _round(
         y.add_(0.0)  # -0.0 + 0.0 is +0.0; every other value stays
     if not fmt.has_nan and bool(y.isnan().any()):
         raise ValueError(f"the tensor holds NaN, and {fmt.name} has no NaN: each of its codes is a number")
+
+
+def _round_to_e8m0(x: Tensor, y: Tensor, rounding: Rounding, overflow: Overflow) -> None:
+    """Write `x` (1-D, float32) rounded to E8M0 into `y`: float32's exponent field is E8M0's code, so whole numbers do it.
+
+    The general road goes through float64, for the sake of E8M0's smallest number: 2^-127 is subnormal in float32.
+    """
+    # What is added to the bits before the fraction is cut off; and the least subnormal that is rounded up to 2^-126.
+    carry, up_from = {
+        "nearest_even": (0x400000, 0x600000),
+        "nearest_away": (0x400000, 0x600000),
+        "toward_zero": (0, 0x800000),
+        "down": (0, 0x800000),
+        "up": (0x7FFFFF, 0x400001),
+    }[rounding]
+    low, high = torch.aminmax(x)
+    # A mask of -1 and 0 from the sign bit, and not `masked_fill`, which costs as much as all the rest together.
+    source = x.add(0.0).view(torch.int32)  # -0.0 + 0.0 is +0.0, which has no sign bit
+    codes = y.view(torch.int32)
+    torch.add(source, carry, out=codes).bitwise_and_(0x7F800000)
+    if not bool(low >= 2.0**-126):
+        large = source.clamp(min=0).neg_().add_(up_from - 1).bitwise_right_shift_(31)
+        codes.bitwise_and_(large).clamp_(min=0x400000)  # 2^-127
+        if overflow != "saturate":
+            codes.bitwise_or_(source.bitwise_right_shift_(31).bitwise_and_(0x7FC00000))  # negatives become NaN
+    if not bool(high < 2.0**127):
+        largest = 0x7F000000
+        beyond = largest if overflow == "saturate" or rounding in ("toward_zero", "down") else 0x7FC00000
+        codes.masked_fill_((x > 0) & (codes > largest), beyond)
+        codes.masked_fill_(x == torch.inf, largest if overflow == "saturate" else 0x7FC00000)
+        codes.masked_fill_(x.isnan(), 0x7FC00000)
 
 
 def _ulp(x: Tensor, fmt: FloatFormat) -> Tensor:
