@@ -8,6 +8,7 @@ import textwrap
 import pytest
 
 from labkit.__main__ import main, parser
+from labkit.commands import plan
 from labkit.commands.plan import ATTENTION
 from labkit.memory import calibration
 
@@ -117,3 +118,12 @@ def test_calibrate_writes_its_record(tmp_path, capsys):
     record = json.loads(where.read_text())
     assert record["device"] == "cpu" and len(record["rows"]) == 12
     assert "12 configurations, mean absolute error" in capsys.readouterr().out
+
+
+def test_rows_from_several_processes_are_those_of_one(monkeypatch, capsys):
+    tables = []
+    for rows in (2, 99):
+        monkeypatch.setattr(plan, "ROWS_FOR_PROCESSES", rows)
+        assert main(["plan", *QUICK, "--json"]) == 0
+        tables.append(json.loads(capsys.readouterr().out))
+    assert tables[0] == tables[1]

@@ -182,12 +182,25 @@ def test_bits_frame_shows_each_element() -> None:
 @pytest.mark.parametrize("rounding", [rounding for rounding in ROUNDINGS if rounding != "stochastic"])
 def test_e8m0_by_whole_numbers_gives_what_the_general_road_through_float64_gives(rounding: str, overflow: str) -> None:
     edges = [0, 1, 0x3FFFFF, 0x400000, 0x400001, 0x5FFFFF, 0x600000, 0x600001, 0x7FFFFF, 0x800000, 0x800001, 0xBFFFFF, 0xC00000]
-    edges += [0xC00001, 0x7EFFFFFF, 0x7F000000, 0x7F000001, 0x7F3FFFFF, 0x7F400000, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FFFFFFF]
+    edges += [
+        0xC00001,
+        0x7EFFFFFF,
+        0x7F000000,
+        0x7F000001,
+        0x7F3FFFFF,
+        0x7F400000,
+        0x7F7FFFFF,
+        0x7F800000,
+        0x7F800001,
+        0x7FFFFFFF,
+    ]
     draw = torch.randint(-(2**31), 2**31, (20_000,), generator=torch.Generator().manual_seed(0))
     narrow = torch.arange(-(2**15), 2**15).to(torch.int16)
     both = torch.tensor(edges + [edge - 2**31 for edge in edges])
     inputs = [part.to(torch.int32).view(torch.float32) for part in (draw, both)]
-    inputs += [torch.tensor(one) for one in ([1.5, 3.0, 2.0**-126], [1.6 * 2.0**127], [math.nan], [-1.0, 2.0], [-math.nan, 1.0])]
+    inputs += [
+        torch.tensor(one) for one in ([1.5, 3.0, 2.0**-126], [1.6 * 2.0**127], [math.nan], [-1.0, 2.0], [-math.nan, 1.0])
+    ]
     for x in [*inputs, narrow.view(torch.float16), narrow.view(torch.bfloat16)]:
         ours = quantize(x, "e8m0", rounding=rounding, overflow=overflow)
         general = quantize(x.double(), "e8m0", rounding=rounding, overflow=overflow)

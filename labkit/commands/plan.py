@@ -2,15 +2,25 @@
 
 import argparse
 import json
+import os
 import re
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from importlib import import_module
+from multiprocessing import get_context
 from typing import Any
 
 HELP = "print the largest batch that fits a memory budget, for each precision and checkpointing, and what to change first"
 
 #: How the course's model asks for attention, by the kernel that a CUDA card then takes in half precision.
 ATTENTION = {"flash": "sdpa", "math": "mask"}
+PRECISIONS = ["32-true", "bf16-mixed", "bf16-true"]
+CHECKPOINTINGS = ["none", "selective", "full"]
+#: From this many rows on a second process pays for its start; more than four do not pay for the memory they take.
+ROWS_FOR_PROCESSES = 4
+PROCESSES = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", metavar="NAME", help="a card of data/gpus.csv: its rules and, without --memory, its memory")
     parser.add_argument("--seq", type=int, metavar="N", help="sequence length of the preset, in tokens")
     parser.add_argument("--attention", choices=list(ATTENTION), help="flash: the causal flag; math: a float mask (preset only)")
-    parser.add_argument("--precision", nargs="+", metavar="NAME", help="settings (default: 32-true bf16-mixed bf16-true)")
-    parser.add_argument("--checkpointing", nargs="+", metavar="POLICY", help="policies (default: none selective full)")
+    parser.add_argument("--precision", nargs="+", metavar="NAME", help=f"settings (default: {' '.join(PRECISIONS)})")
+    parser.add_argument("--checkpointing", nargs="+", metavar="POLICY", help=f"policies (default: {' '.join(CHECKPOINTINGS)})")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print a list of rows as JSON, sizes in bytes")
     form.add_argument("--csv", action="store_true", help="print the rows as CSV, sizes in bytes")
@@ -33,21 +43,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan and print; exit status 0. Raises ValueError for what cannot be planned."""
-    from labkit.memory.planning import budget_bytes, plan
+    from labkit.memory.planning import as_plan, budget_bytes
     from labkit.progress import progress
     from labkit.techniques.checkpointing import parse_policy
     from labkit.techniques.precision import as_precision
 
     budget, card = budget_bytes(arguments.memory, arguments.gpu)
-    choices: dict[str, Any] = {}
-    if arguments.precision:
-        choices["precisions"] = [as_precision(name).name for name in arguments.precision]
-    if arguments.checkpointing:
-        for policy in arguments.checkpointing:
-            parse_policy(policy)
-        choices["checkpointings"] = arguments.checkpointing
+    settings = [as_precision(name).name for name in arguments.precision or PRECISIONS]
+    policies = arguments.checkpointing or CHECKPOINTINGS
+    for policy in policies:
+        parse_policy(policy)
     workload = _workload(arguments)
-    table = plan(workload, budget, gpu=card, progress=lambda cases: progress(cases, label="plan"), **choices)
+    cases = [(setting, policy) for setting in settings for policy in policies]
+    table = as_plan(progress(_rows(arguments, cases, budget, card), total=len(cases), label="plan"))
     if arguments.json:
         json.dump(table.to_dict("records"), sys.stdout, indent=1)
         print()
@@ -56,6 +64,24 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(table, workload.name, budget, card.name if card else None)
     return 0
+
+
+def _rows(arguments: argparse.Namespace, cases: list[tuple[str, str]], budget: int, card: Any) -> Iterator[Any]:
+    """The rows in order, worked out in this process or, where there are many, in several: a workload does not travel between
+    processes, but the arguments that make it do."""
+    row = partial(_row, arguments, budget, card)
+    processes = min(os.cpu_count() or 1, PROCESSES, len(cases))
+    if processes == 1 or len(cases) < ROWS_FOR_PROCESSES:
+        yield from map(row, cases)
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(row, cases)
+
+
+def _row(arguments: argparse.Namespace, budget: int, card: Any, case: tuple[str, str]) -> Any:
+    from labkit.memory.planning import plan_row
+
+    return plan_row(_workload(arguments), case, budget, gpu=card)
 
 
 def _print(table: Any, name: str, budget: int, card: str | None) -> None:

@@ -244,25 +244,42 @@ def plan(
     Columns: precision, checkpointing, attention, max_batch, peak_bytes (allocated, at that batch), limited_by (what stops the
     next).
     """
-    cases = [(p, c) for p in precisions for c in checkpointings]
-    rows, reasons = [], []
-    for setting, policy in progress(cases):
-        fit = max_batch(workload, budget, precision=setting, checkpointing=policy, gpu=gpu, context=context)
-        rows.append(
-            {
-                "precision": as_precision(setting).name,
-                "checkpointing": policy,
-                "attention": fit.prediction.attention_kernels if fit.prediction else "-",
-                "max_batch": fit.batch,
-                "peak_bytes": fit.peak_bytes,
-                "limited_by": fit.limited_by,
-            }
-        )
-        reasons += [
-            choice.reason for choice in (fit.prediction.attention if fit.prediction else ()) if choice.backend == "math"
-        ]
-    table = pd.DataFrame(rows)
-    table.attrs["math_reason"] = reasons[0] if reasons else None
+    cases = [(setting, policy) for setting in precisions for policy in checkpointings]
+    return as_plan(plan_row(workload, case, budget, gpu=gpu, context=context) for case in progress(cases))
+
+
+#: A row of a plan, and why attention runs on the math kernel there, if it does.
+Row = tuple[dict[str, Any], str | None]
+
+
+def plan_row(
+    workload: Workload,
+    case: tuple[str, str],
+    budget: str | int | None = None,
+    *,
+    gpu: str | Gpu | None = None,
+    context: str | int = CONTEXT,
+) -> Row:
+    """One row of `plan`, for the (precision, checkpointing) in `case`: rows may be worked out in any process."""
+    setting, policy = case
+    fit = max_batch(workload, budget, precision=setting, checkpointing=policy, gpu=gpu, context=context)
+    row = {
+        "precision": as_precision(setting).name,
+        "checkpointing": policy,
+        "attention": fit.prediction.attention_kernels if fit.prediction else "-",
+        "max_batch": fit.batch,
+        "peak_bytes": fit.peak_bytes,
+        "limited_by": fit.limited_by,
+    }
+    choices = fit.prediction.attention if fit.prediction else ()
+    return row, next((choice.reason for choice in choices if choice.backend == "math"), None)
+
+
+def as_plan(rows: Iterable[Row]) -> pd.DataFrame:
+    """The table that `rows` make; `advice` reads it."""
+    rows = list(rows)
+    table = pd.DataFrame([row for row, _ in rows])
+    table.attrs["math_reason"] = next((reason for _, reason in rows if reason), None)
     return table
 
 
