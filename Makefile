@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+SITE_READY := $(VENV)/site-ready
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope
 # One thread a worker: two workers with two threads each are slower than either.
 TEST_ENV := OMP_NUM_THREADS=1 LABKIT_SCALE=ci LABKIT_PROGRESS=0 PYTHONHASHSEED=0
@@ -19,9 +20,9 @@ test: $(READY)
 	$(BIN)/python -m labkit notebooks solve build/solved
 	$(TEST_ENV) LABKIT_STRICT=1 $(PYTEST) $(NBVAL) build/solved
 
-# Every notebook in a real JupyterLab, in Chromium.
-browser: $(READY)
-	$(TEST_ENV) $(PYTEST) -m course tests/browser
+# Every notebook in a real JupyterLab, and every page of the site, in Chromium.
+browser: $(SITE_READY)
+	$(TEST_ENV) $(PYTEST) -m "course or site" tests/browser
 
 # Run every notebook in place at scale laptop, so that the stored outputs are fresh.
 notebooks: $(READY)
@@ -35,8 +36,7 @@ colab: $(READY)
 lanes: $(READY)
 	$(BIN)/python -m labkit lanes $(LANE)
 
-site: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[site]'
+site: $(SITE_READY)
 	$(BIN)/python -m labkit site build/site
 
 lint: $(READY)
@@ -58,3 +58,7 @@ $(READY): requirements.lock pyproject.toml
 	@rm -f $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[lab,test]'
 	@touch $(READY)
+
+$(SITE_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[site]'
+	@touch $(SITE_READY)

@@ -42,10 +42,10 @@ def constraints(name: str) -> list[str]:
     return ["torch==2.13.0", *(_lowest(requirement) for requirement in _requirements(root) if requirement.name != "torch")]
 
 
-def _requirements(root: Path) -> list[Requirement]:
+def _requirements(root: Path, extras: tuple[str, ...] = ("lab", "test")) -> list[Requirement]:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    lines = [*project["dependencies"], *project["optional-dependencies"]["lab"], *project["optional-dependencies"]["test"]]
-    return [Requirement(line) for line in lines]
+    optional = [line for extra in extras for line in project["optional-dependencies"][extra]]
+    return [Requirement(line) for line in [*project["dependencies"], *optional]]
 
 
 def _lowest(requirement: Requirement) -> str:
@@ -63,7 +63,8 @@ def _environment(name: str, folder: Path) -> Path:
     if ready.exists() and held.exists() and held.read_text() == text:
         return python
     held.write_text(text)
-    needed = [r.name for r in _requirements(notebooks.folder().parent)[:9] if r.name != "jupyterlab"]
+    needed = [requirement.name for requirement in _requirements(notebooks.folder().parent, extras=("lab",))]
+    needed.remove("jupyterlab")  # the notebooks run without it, and Colab has none
     _run([sys.executable, "-m", "venv", "--clear", str(folder)])
     _run([str(python), "-m", "pip", "install", "--quiet", "--constraint", str(held), *needed, *_RUNNER])
     ready.touch()

@@ -203,9 +203,11 @@ def _points(ax: "Axes", table: pd.DataFrame, y: str, front: pd.DataFrame, named:
         if row.Index in named:
             box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}
             style = {"textcoords": "offset points", "size": 8.5, "color": "#222222", "bbox": box, "zorder": 4}
-            # In the figure of losses the right is crowded: more memory, the same loss.
-            offset, side = ((-8, -13), "right") if y == "val_loss" else ((8, 6), "left")
-            ax.annotate(_name(row), (x, middle), xytext=offset, ha=side, **style)
+            if y == "val_loss":  # under its bar: beside it stand the other policies, with the same loss
+                left = 2 * row.peak_bytes < table["peak_bytes"].min() + table["peak_bytes"].max()
+                ax.annotate(_name(row), (x, low), xytext=(0, -12), ha="left" if left else "right", **style)
+            else:
+                ax.annotate(_name(row), (x, middle), xytext=(8, 6), ha="left", **style)
 
 
 def _legend(ax: "Axes", table: pd.DataFrame) -> None:

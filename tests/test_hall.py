@@ -66,6 +66,15 @@ def test_progress_can_be_silenced(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert capsys.readouterr() == ("", "")
 
 
+def test_start_says_that_a_t4_has_no_bf16_units(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(hardware, "device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda where: "Tesla T4")
+    for capability, told in (((7, 5), True), ((8, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda where, found=capability: found)
+        notebook.start("00")
+        assert ("Tesla T4 has no bf16 units" in capsys.readouterr().out) == told
+
+
 def test_start_seeds_everything(capsys: pytest.CaptureFixture[str]) -> None:
     import random
 

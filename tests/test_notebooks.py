@@ -45,6 +45,12 @@ def test_the_title_says_what_the_stored_run_cost(path: Path) -> None:
 
 
 @each
+def test_the_title_says_what_to_do_without_labkit(path: Path) -> None:
+    title = read(path).cells[0].source
+    assert "No module named `labkit`?" in title and "`make lab`" in title and "`make colab`" in title
+
+
+@each
 def test_no_output_is_an_error_or_a_warning(path: Path) -> None:
     for cell in code_cells(read(path)):
         for output in cell.outputs:
