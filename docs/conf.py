@@ -12,6 +12,8 @@ html_theme = "furo"
 html_title = project
 html_static_path = ["_static"]
 html_css_files = ["course.css"]
+html_js_files = ["accessible.js"]
+html_favicon = "_static/favicon.svg"
 html_copy_source = False
 html_show_sourcelink = False
 html_show_copyright = False
@@ -32,7 +34,11 @@ nb_render_text_lexer = "none"
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
+# One file with its fonts inside: formulas are drawn without a network too.
+mathjax_path = "vendor/tex-svg.js"
 
+# Names in docstrings stand in single backticks.
+default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from labkit.exercises import notebooks
 
-#: The scripts that draw widgets without a kernel, from the npm registry, in the tested versions.
-NPM_PACKAGES = {"requirejs": "2.3.8", "@jupyter-widgets/html-manager": "1.0.15"}
+#: The scripts that draw widgets without a kernel, and formulas, from the npm registry, in the tested versions.
+NPM_PACKAGES = {"requirejs": "2.3.8", "@jupyter-widgets/html-manager": "1.0.15", "mathjax": "3.2.2"}
 
 #: Modules of the reference, by page.
 REFERENCE = {
@@ -58,16 +58,16 @@ def _write_reference(folder: Path) -> None:
 
 
 def _vendor_scripts(folder: Path, cache: Path) -> None:
-    """Put require.js, the widget manager and anywidget's loader beside the pages."""
+    """Put require.js, the widget manager, MathJax and anywidget's loader beside the pages."""
     folder.mkdir(parents=True)
     wanted = [f"{name}@{version}" for name, version in NPM_PACKAGES.items()]
     if _installed(cache) != NPM_PACKAGES:
         if shutil.which("npm") is None:
-            raise FileNotFoundError("npm is not installed; the site's widgets need two scripts from its registry")
+            raise FileNotFoundError("npm is not installed; the site's widgets and formulas need three scripts from its registry")
         _run(["npm", "install", "--silent", "--no-save", "--ignore-scripts", "--prefix", str(cache), *wanted])
     modules = cache / "node_modules"
-    shutil.copy(modules / "requirejs" / "require.js", folder / "require.js")
-    shutil.copy(modules / "@jupyter-widgets" / "html-manager" / "dist" / "embed-amd.js", folder / "embed-amd.js")
+    for script in ("requirejs/require.js", "@jupyter-widgets/html-manager/dist/embed-amd.js", "mathjax/es5/tex-svg.js"):
+        shutil.copy(modules / script, folder / Path(script).name)
     loader = Path(sys.prefix) / "share" / "jupyter" / "nbextensions" / "anywidget" / "index.js"
     shutil.copy(loader, folder / "anywidget.js")
 
