@@ -20,5 +20,7 @@ def start(number: str) -> None:
         torch.set_num_threads(int(threads))
     device = hardware.device()
     if device.type == "cuda" and hardware.matmul_support(device)["bf16"] != "native":
-        print(f"{hardware.name(device)} has no bf16 units: everything in bf16 runs and is right, but gains no speed; fp16 does.")
+        print(
+            f"{hardware.name(device)} has no bf16 units: everything in bf16 runs and is right, but gains no speed; fp16 does."
+        )
     print(f"notebook {number} · scale {scale.current().name} · device {device.type} · torch {torch.__version__.split('+')[0]}")

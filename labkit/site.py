@@ -63,7 +63,9 @@ def _vendor_scripts(folder: Path, cache: Path) -> None:
     wanted = [f"{name}@{version}" for name, version in NPM_PACKAGES.items()]
     if _installed(cache) != NPM_PACKAGES:
         if shutil.which("npm") is None:
-            raise FileNotFoundError("npm is not installed; the site's widgets and formulas need three scripts from its registry")
+            raise FileNotFoundError(
+                "npm is not installed; the site's widgets and formulas need three scripts from its registry"
+            )
         _run(["npm", "install", "--silent", "--no-save", "--ignore-scripts", "--prefix", str(cache), *wanted])
     modules = cache / "node_modules"
     for script in ("requirejs/require.js", "@jupyter-widgets/html-manager/dist/embed-amd.js", "mathjax/es5/tex-svg.js"):

@@ -1,6 +1,7 @@
 """The small utilities that every room uses: scale, plots, data files, progress, the notebook's first line."""
 
 import pytest
+import torch
 
 from labkit import hardware, notebook, plots, progress, resources, scale
 

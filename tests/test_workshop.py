@@ -22,7 +22,9 @@ def test_the_first_cell_is_the_notebooks_own() -> None:
     assert 'labkit.start("04")' in workshop.first_cell("04")
 
 
-@pytest.mark.parametrize("arguments, sentence", [(["0"], "at least 1 learner, not 0"), (["--notebook", "77"], "'77' does not exist")])
+@pytest.mark.parametrize(
+    "arguments, sentence", [(["0"], "at least 1 learner, not 0"), (["--notebook", "77"], "'77' does not exist")]
+)
 def test_bad_arguments_get_one_sentence(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["workshop", *arguments]) == 2
     assert sentence in capsys.readouterr().err

@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
     openings = open_together(first_cell(arguments.notebook), arguments.learners)
     seconds = sorted(opening.seconds for opening in openings)
     own = [opening.own_bytes / 1e6 for opening in openings]
-    print(f"{len(openings)} kernels at once on {os.cpu_count()} cores, each through the first cell of notebook {arguments.notebook}")
+    print(f"{len(openings)} kernels at once on {os.cpu_count()} cores, each through notebook {arguments.notebook}'s first cell")
     print(f"ready after {seconds[0]:.0f} s (first), {seconds[len(seconds) // 2]:.0f} s (median), {seconds[-1]:.0f} s (last)")
     print(f"memory of their own: {sum(own) / len(own):.0f} MB each, {sum(own) / 1e3:.1f} GB together")
     return 0

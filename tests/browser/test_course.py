@@ -1,4 +1,4 @@
-"""Every notebook of the course in a real JupyterLab: it runs, its widgets obey mouse and keys, and it runs again after a restart."""
+"""Every notebook of the course in a real JupyterLab: it runs, its widgets obey mouse and keys, and a restart changes nothing."""
 
 import shutil
 import time

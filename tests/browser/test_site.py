@@ -1,4 +1,4 @@
-"""The course as static pages: every page is clean and accessible, and its widgets work without a kernel and without a network."""
+"""The course as static pages: each is clean and accessible, and its widgets work without a kernel and without a network."""
 
 import functools
 import html
