@@ -1,4 +1,4 @@
-"""Every notebook of the course in a real JupyterLab: it runs, its widgets obey mouse and keys, and a restart changes nothing."""
+"""Every notebook of the course in a real JupyterLab: it runs, its widgets obey mouse and keys, and a restart is harmless."""
 
 import shutil
 import time
