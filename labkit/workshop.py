@@ -3,7 +3,7 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Barrier
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import nbformat
@@ -41,7 +41,12 @@ def open_together(source: str, count: int) -> list[Opening]:
         raise ValueError(f"a workshop has at least 1 learner, not {count}")
     everyone = Barrier(count)
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(lambda _: _open(source, everyone), range(count)))
+        openings = [pool.submit(_open, source, everyone) for _ in range(count)]
+    # One that fails breaks the others' wait; its own words are the ones to hear.
+    errors = [error for opening in openings if (error := opening.exception())]
+    for error in sorted(errors, key=lambda error: isinstance(error, BrokenBarrierError)):
+        raise error
+    return [opening.result() for opening in openings]
 
 
 def _open(source: str, everyone: Barrier) -> Opening:

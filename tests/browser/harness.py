@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+from playwright.sync_api import Locator
+
 _TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Widgets</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -38,6 +40,18 @@ for (const {{ esm, css, state }} of {widgets}) {{
 window.ready = true;
 </script></body></html>
 """
+
+
+def click_control(widget: Locator) -> None:
+    """Click what changes the widget: its lowest bit, or where it has none its first slider, away from the middle."""
+    bit = widget.locator('[data-position="0"]').first
+    if bit.count():
+        bit.click()
+    else:
+        slider = widget.get_by_role("slider").first
+        box = slider.bounding_box()
+        assert box is not None
+        slider.click(position={"x": 0.7 * box["width"], "y": box["height"] / 2})
 
 
 def shared_state(widget: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import click_control
 from playwright.sync_api import Locator, Page, expect
 
 from labkit.exercises import notebooks
@@ -60,14 +61,7 @@ def operate(lab: Any, page: Page, widget: Locator, state: str) -> None:
     """Change the widget by mouse, then by keyboard; each time Python's `state` must change."""
     widget.scroll_into_view_if_needed()
     before = lab.python(page, state)
-    bit = widget.locator('[data-position="0"]').first
-    if bit.count():
-        bit.click()
-    else:
-        slider = widget.get_by_role("slider").first
-        box = slider.bounding_box()
-        assert box is not None
-        slider.click(position={"x": 0.7 * box["width"], "y": box["height"] / 2})
+    click_control(widget)
     clicked = wait_for_change(lab, page, state, before)
     page.keyboard.press("ArrowUp")
     wait_for_change(lab, page, state, clicked)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from conftest import Troubles
+from harness import click_control
 from playwright.sync_api import Browser, Locator, expect
 
 from labkit import site
@@ -34,7 +35,7 @@ WITH_WIDGETS = [
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the built site."""
     if shutil.which("npm") is None:
-        message = "no npm on the PATH: it fetches the two scripts that draw widgets on the site"
+        message = "no npm on the PATH: it fetches the scripts that draw the site's widgets and formulas"
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(message)
     begin = time.perf_counter()
     first = site.build(tmp_path_factory.mktemp("build") / "site")
@@ -92,15 +93,8 @@ def test_widgets_work_from_a_folder_without_a_network(name: str, built: Path, br
 def operate(widget: Locator) -> None:
     """Change the widget by mouse, then by keyboard; each time what it shows must change."""
     page = widget.page
-    bit = widget.locator('[data-position="0"]').first
     before = shown(widget)
-    if bit.count():
-        bit.click()
-    else:
-        slider = widget.get_by_role("slider").first
-        box = slider.bounding_box()
-        assert box is not None
-        slider.click(position={"x": 0.7 * box["width"], "y": box["height"] / 2})
+    click_control(widget)
     page.wait_for_function("([node, before]) => " + _SHOWN + "(node) !== before", arg=[widget.element_handle(), before])
     clicked = shown(widget)
     page.keyboard.press("ArrowUp")
