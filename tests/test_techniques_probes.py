@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from labkit.techniques.probes import (
+    autocast,
     autocast_lists,
     autocast_log,
     first_nonfinite,
@@ -167,6 +169,19 @@ def test_asking_for_the_lists_leaves_autocast_as_it_was() -> None:
     before = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cuda")
     autocast_lists()
     assert (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cuda")) == before
+
+
+class RefusesItsArguments:
+    """As linalg_cond does in torch 2.14, which takes no made-up text for a norm and says so with a ValueError."""
+
+    _schema = SimpleNamespace(arguments=[])
+
+    def __call__(self) -> None:
+        raise ValueError("linalg.cond got an invalid norm type: ij,jk->ik")
+
+
+def test_an_operation_that_refuses_made_up_arguments_has_no_rule_of_its_own() -> None:
+    assert autocast._treatment(RefusesItsArguments(), "cuda") == "-"
 
 
 # first_nonfinite: ten planted faults

@@ -221,7 +221,7 @@ def styled(frame: pd.DataFrame, *, budget: str | int | None = None) -> Any:
     limit = None if budget is None else parse_bytes(budget) / UNITS["GiB"]
     style = shown.style.format("{:.2f}", subset=sizes).hide(axis="index")
     peak = "allocated_peak" if "allocated_peak" in shown else "peak_bytes"
-    style = style.bar(subset=[peak], color="#56B4E9", vmin=0).set_caption("Sizes in GiB (2^30 bytes).")
+    style = style.bar(subset=[peak], color="#56B4E966", vmin=0).set_caption("Sizes in GiB (2^30 bytes).")
     if limit is None:
         return style
     return style.format("{:.2f}", subset=[s for s in sizes if s != peak]).format(

@@ -208,8 +208,8 @@ def _casts(op: Any, device: str, low: torch.dtype, dtypes: tuple[torch.dtype, ..
             op(*arguments, **options)
         except _Reached:
             pass
-        except (RuntimeError, IndexError) as error:
-            # Any other complaint is about the shapes made up here, and comes after the casts.
+        except Exception as error:
+            # Any other complaint, whatever its class, is about the arguments made up here, and comes after the casts.
             if "unsafe to autocast" in str(error):
                 return ["refused"]
     return recorder.casts

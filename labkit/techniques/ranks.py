@@ -1,0 +1,71 @@
+"""Several processes that work on one step, as several devices would: torch.distributed on any machine, from a notebook too.
+
+Each process is a *rank*. They talk through gloo, the library that torch uses between CPUs; on cards the same calls go
+through NCCL. A rank has its own memory, so what it holds can be counted, but the cores are shared: this is for seeing what is
+held and sent, not for speed.
+"""
+
+import inspect
+import os
+import tempfile
+import textwrap
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from datetime import timedelta
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+#: How long a rank waits for the others before it gives up.
+PATIENCE = timedelta(seconds=120)
+
+
+def on_ranks(function: Callable[..., Any], ranks: int, *arguments: Any) -> list[Any]:
+    """Run `function(rank, ranks, *arguments)` in `ranks` processes joined by gloo; what each returned, in order.
+
+    The function travels as its source, so that one written in a notebook cell works: it imports what it needs itself and
+    uses no name from outside. Arguments and results are pickled; return numbers or numpy arrays rather than tensors.
+
+    Raises ValueError for fewer than one rank or a function without source, RuntimeError with the first failing rank's words.
+    """
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise ValueError(f"ranks must be a whole number of at least 1, not {ranks!r}")
+    source = _source(function)
+    # A file to meet at needs no free port and no host name.
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(ranks, mp_context=get_context("spawn")) as pool:
+        meeting = Path(folder, "meeting").as_uri()
+        threads = max(1, (os.cpu_count() or 1) // ranks)
+        jobs = {
+            pool.submit(_as_rank, source, function.__name__, rank, ranks, meeting, threads, arguments): rank
+            for rank in range(ranks)
+        }
+        for job in as_completed(jobs):
+            # The first to fail has the cause; the others only lost a partner.
+            if (error := job.exception()) is not None:
+                raise RuntimeError(f"rank {jobs[job]} failed: {type(error).__name__}: {error}") from error
+        return [job.result() for job in jobs]
+
+
+def _source(function: Callable[..., Any]) -> str:
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):
+        source = ""
+    if not source.startswith("def "):
+        raise ValueError(f"on_ranks sends a function as its source and needs one written with def, not {function!r}")
+    return source
+
+
+def _as_rank(source: str, name: str, rank: int, ranks: int, meeting: str, threads: int, arguments: tuple[Any, ...]) -> Any:
+    """What runs in each process: join the group, run the function, leave the group, so that nobody waits for a failed rank."""
+    torch.set_num_threads(threads)
+    scope: dict[str, Any] = {"__name__": "rank"}
+    exec(compile(source, f"<{name}>", "exec"), scope)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks, timeout=PATIENCE)
+    try:
+        return scope[name](rank, ranks, *arguments)
+    finally:
+        dist.destroy_process_group()
