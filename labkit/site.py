@@ -15,13 +15,19 @@ NPM_PACKAGES = {"requirejs": "2.3.8", "@jupyter-widgets/html-manager": "1.0.15",
 #: Modules of the reference, by page.
 REFERENCE = {
     "numbers": ["labkit.numbers.formats", "labkit.numbers.encode", "labkit.numbers.decode", "labkit.numbers.tensors"],
-    "techniques": ["labkit.techniques.precision", "labkit.techniques.step", "labkit.techniques.checkpointing"],
+    "techniques": [
+        "labkit.techniques.precision",
+        "labkit.techniques.step",
+        "labkit.techniques.checkpointing",
+        "labkit.techniques.ranks",
+    ],
     "memory": [
         "labkit.memory.meter",
         "labkit.memory.report",
         "labkit.memory.prediction",
         "labkit.memory.planning",
         "labkit.memory.placement",
+        "labkit.memory.sharding",
     ],
     "training": ["labkit.training.data", "labkit.training.model", "labkit.training.loop"],
 }

@@ -113,9 +113,13 @@ def test_frozen_parameters_have_no_gradient_and_no_moments() -> None:
     assert (share.parameters, share.gradients, share.optimizer) == (308, 140, 280)
 
 
-def test_half_width_parameters_halve_all_three() -> None:
-    full, half = shares(ODD, 2), shares(ODD, 2, precision="bf16-true")
-    assert half.held * 2 == full.held
+@pytest.mark.parametrize(
+    ("precision", "numbers"), [("bf16-true", 4), ("bf16-true-sr", 4), ("bf16-true-kahan", 5), ("64-true", 4)]
+)
+def test_every_precision_is_counted_in_its_own_numbers(precision: str, numbers: int) -> None:
+    width = 8 if precision == "64-true" else 2
+    rows = -(-7 // 2) * (5 + 1) + -(-5 // 2) * 7
+    assert shares(ODD, 2, precision=precision).held == numbers * width * rows
 
 
 @pytest.mark.parametrize(

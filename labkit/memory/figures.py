@@ -61,7 +61,9 @@ def stacked(
             height = sizes[name] / UNITS[unit]
             ax.bar(place, height, 0.62, bottom=floor, color=color, hatch=hatch, edgecolor="white", linewidth=0.5, label=name)
             floor += height
-        ax.annotate(f"{floor:.2f}", (place, floor), ha="center", va="bottom", size=9, xytext=(0, 2), textcoords="offset points")
+        where = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "va": "bottom"}
+        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}
+        ax.annotate(f"{floor:.2f}", (place, floor), size=9, bbox=box, **where)
     if limit is not None:
         plots.label_line(ax, limit / UNITS[unit], f"{limit_name} {limit / UNITS[unit]:.2f} {unit}")
     ax.set_xticks(range(len(labels)), labels)

@@ -11,8 +11,10 @@ from math import prod
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from labkit.memory.prediction import Prediction
+from labkit.memory.trace import cast_fake
 from labkit.memory.tracker import CATEGORIES
 from labkit.techniques.precision import Precision, as_precision
 from labkit.workload import Workload
@@ -58,8 +60,9 @@ def shares(workload: Workload, devices: int, *, stage: int = 3, precision: str |
     if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
         raise ValueError(f"devices must be a whole number of at least 1, not {devices!r}")
     setting = as_precision(precision)
-    with torch.device("meta"):
-        model = workload.model().to(setting.parameter_dtype)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = workload.model()
+        cast_fake(model, setting.parameter_dtype)
         moments = _moments(model, workload, setting)
     parameters = [p for p in model.parameters() if p.requires_grad]
     spread = STAGES[stage]
