@@ -6,10 +6,11 @@ from typing import Any
 import torch
 
 from labkit import scale
-from labkit.exercises.core import Answer, Exercise, Wrong, expect
+from labkit.exercises.core import Answer, Exercise, Wrong, expect, refuse
 from labkit.memory.planning import budget_bytes
 from labkit.memory.prediction import predict
 from labkit.memory.units import format_bytes, parse_bytes
+from labkit.techniques.checkpointing import parse_policy
 from labkit.techniques.precision import as_precision
 from labkit.training.course import workload
 from labkit.training.model import preset
@@ -74,12 +75,19 @@ def _check_settings(task: Task, found: Settings) -> None:
         isinstance(found, dict) and set(found) == set(names),
         f"the answer is a dict with the keys {', '.join(names)}; your function gave {found!r}",
     )
+    for name in ("batch_size", "accumulate"):
+        whole = isinstance(found[name], int) and not isinstance(found[name], bool) and found[name] >= 1
+        expect(whole, f"{name} is a whole number of at least 1, not {found[name]!r}")
+    try:
+        setting = as_precision(found["precision"])
+        parse_policy(found["checkpointing"])
+    except (ValueError, TypeError) as error:
+        refuse(str(error))
     examples = found["batch_size"] * found["accumulate"]
     expect(
         examples == task.examples,
         f"batch_size x accumulate is {examples}, but a step has to average over {task.examples} examples",
     )
-    setting = as_precision(found["precision"])
     expect(
         setting.parameter_dtype == torch.float32 or setting.update != "plain",
         f"{setting.name} rounds small updates away, as notebook 05 showed: keep the weights in fp32 or take one of its cures",
@@ -185,6 +193,18 @@ def _unscaled() -> Settings:
     return {"precision": "16-mixed-unscaled", "checkpointing": "full", "batch_size": 8, "accumulate": 8}
 
 
+def _size_in_words() -> Settings:
+    return {"precision": "bf16-mixed", "checkpointing": "full", "batch_size": "8", "accumulate": 8}
+
+
+def _unknown_precision() -> Settings:
+    return {"precision": "bf16", "checkpointing": "full", "batch_size": 8, "accumulate": 8}
+
+
+def _unknown_policy() -> Settings:
+    return {"precision": "bf16-mixed", "checkpointing": "all", "batch_size": 8, "accumulate": 8}
+
+
 def _a_list() -> list[Any]:
     return ["bf16-mixed", "full", 8, 8]
 
@@ -234,6 +254,9 @@ EXERCISES = [
         wrong=(
             Wrong(_too_large, "relies on the precision alone", "over the budget"),
             Wrong(_unscaled, "takes fp16 without scaling the loss", "notebook 06"),
+            Wrong(_size_in_words, "writes a number as text", "batch_size is a whole number of at least 1, not '8'"),
+            Wrong(_unknown_precision, "takes a format's name for a setting's", "precision 'bf16' is not one of"),
+            Wrong(_unknown_policy, "makes a policy's name up", "'all'"),
             Wrong(_a_list, "gives the values without their names", "a dict with the keys"),
         ),
         note="None of this needed the card. Run it there once, and compare `torch.cuda.max_memory_allocated()` with this.",
