@@ -9,8 +9,10 @@ import inspect
 import os
 import tempfile
 import textwrap
+import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
@@ -38,15 +40,24 @@ def on_ranks(function: Callable[..., Any], ranks: int, *arguments: Any) -> list[
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(ranks, mp_context=get_context("spawn")) as pool:
         meeting = Path(folder, "meeting").as_uri()
         threads = max(1, (os.cpu_count() or 1) // ranks)
-        jobs = {
-            pool.submit(_as_rank, source, function.__name__, rank, ranks, meeting, threads, arguments): rank
-            for rank in range(ranks)
-        }
-        for job in as_completed(jobs):
-            # The first to fail has the cause; the others only lost a partner.
-            if (error := job.exception()) is not None:
-                raise RuntimeError(f"rank {jobs[job]} failed: {type(error).__name__}: {error}") from error
-        return [job.result() for job in jobs]
+        jobs = [
+            pool.submit(_as_rank, source, function.__name__, rank, ranks, meeting, threads, arguments) for rank in range(ranks)
+        ]
+        outcomes = [job.result() for job in jobs]
+    failures = [outcome for outcome in outcomes if isinstance(outcome, _Failure)]
+    if failures:
+        # The first to fail has the cause; the others only lost a partner.
+        first = min(failures, key=lambda failure: failure.when)
+        raise RuntimeError(f"rank {first.rank} failed: {first.words}")
+    return outcomes
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    rank: int
+    #: Seconds on the clock that all processes share, taken before the others could notice.
+    when: float
+    words: str
 
 
 def _source(function: Callable[..., Any]) -> str:
@@ -67,5 +78,7 @@ def _as_rank(source: str, name: str, rank: int, ranks: int, meeting: str, thread
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks, timeout=PATIENCE)
     try:
         return scope[name](rank, ranks, *arguments)
+    except Exception as error:
+        return _Failure(rank, time.time(), f"{type(error).__name__}: {error}")
     finally:
         dist.destroy_process_group()
