@@ -63,8 +63,9 @@ def test_held_bytes_are_those_of_fully_shard_and_its_peak_is_near(ranks: int, ba
     share = shares(load, ranks)
     assert held == [share.parameters, share.gradients, share.optimizer]
     predicted = sum(spread(predict(load, batch_size, device="cpu"), load, ranks).values())
-    # Above: the gathered parts are counted as if all of them were whole at the peak. Below: what a collective sends from.
-    assert 0.97 <= predicted / peak <= 1.15
+    # Above: all gathered parts are counted at the peak. Below: what a collective sends from, and a block that the
+    # communication's thread lets go late; the record differs by one block from run to run.
+    assert 0.85 <= predicted / peak <= 1.15
 
 
 def test_one_device_holds_what_the_prediction_of_one_holds() -> None:
@@ -72,6 +73,19 @@ def test_one_device_holds_what_the_prediction_of_one_holds() -> None:
     for stage in STAGES:
         found = spread(predicted, ODD, 1, stage=stage)
         assert found == {**predicted.by_category, "gathered": 0}
+
+
+def test_sizes_of_billions_of_parameters_do_not_overflow() -> None:
+    """The product of two byte counts of this model is above 2^63."""
+    width = 40_000
+    big = Workload(
+        model=lambda: nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(2))),
+        batch=lambda n: torch.randn(n, width),
+        loss=lambda model, batch: model(batch).sum(),
+    )
+    predicted = predict(big, 1, device="cpu")
+    assert spread(predicted, big, 1) == {**predicted.by_category, "gathered": 0}
+    assert all(size >= 0 for size in spread(predicted, big, 8).values())
 
 
 @pytest.mark.parametrize("devices", [2, 3, 64])

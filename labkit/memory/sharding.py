@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -50,8 +51,9 @@ def shares(workload: Workload, devices: int, *, stage: int = 3, precision: str |
     """What the fullest of `devices` holds of the parameters, gradients and optimizer state of `workload`.
 
     Tensors are cut by rows, as `torch.distributed.fsdp.fully_shard` cuts them: a device gets ceil(rows / devices) of each.
-    `gathered` is an upper bound of what is whole on top: at stage 2 the gradients of one group of parameters; at stage 3 also
-    the parameters outside the blocks, and of two blocks, the one at work and the next, fetched ahead. Nothing is allocated.
+    `gathered` estimates what is whole on top: at stage 2 the gradients of one group of parameters; at stage 3 also
+    the parameters outside the blocks, and of two blocks, the one at work and the next, fetched ahead. Optimizer state that is
+    not shaped like its parameter (step counters, factored moments) is not counted. Nothing is allocated.
 
     Raises ValueError for an unknown stage or precision, or fewer than one device.
     """
@@ -120,7 +122,8 @@ def spread(prediction: Prediction, workload: Workload, devices: int, *, stage: i
 
     The batch of `prediction` is what each device gets. Every moment of its timeline keeps its activations, temporaries and
     inputs and holds a share of the rest; what the optimizer's own step needs shrinks with its share. Tensors alone: no
-    rounding, segments or context, and not the buffers that a collective sends from. Raises ValueError as `shares` does.
+    rounding, segments or context, not the buffers that a collective sends from, and not a block that is let go late: such
+    timing moves a real peak by a block or so from run to run. Raises ValueError as `shares` does.
     """
     whole = shares(workload, 1, stage=0, precision=prediction.precision)
     share = shares(workload, devices, stage=stage, precision=prediction.precision)
@@ -130,10 +133,15 @@ def spread(prediction: Prediction, workload: Workload, devices: int, *, stage: i
         # Subtracted: the model's tables are in this category too, and stay whole.
         timeline["parameters"] -= whole.parameters - share.parameters
     for name in set(STAGES[stage]) - {"parameters"}:
-        timeline[name] = timeline[name] * getattr(share, name) // max(getattr(whole, name), 1)
+        timeline[name] = _part(timeline[name], getattr(share, name), getattr(whole, name))
     if "optimizer" in STAGES[stage]:
-        shrunk = timeline["temporaries"] * share.optimizer // max(whole.optimizer, 1)
+        shrunk = _part(timeline["temporaries"], share.optimizer, whole.optimizer)
         timeline["temporaries"] = timeline["temporaries"].where(~updating, shrunk)
     timeline["gathered"] = share.gathered * ~updating
     top = int(timeline.sum(axis=1).to_numpy().argmax())
     return {name: int(size) for name, size in timeline.iloc[top].items()}
+
+
+def _part(sizes: pd.Series, part: int, whole: int) -> pd.Series:
+    """`sizes` times part / whole, in Python's integers: the product of two byte counts does not fit 64 bits."""
+    return sizes.map(lambda size: size * part // max(whole, 1))
