@@ -1,5 +1,7 @@
 """Several processes as ranks: they talk to each other, results come back in order, and a failure is told at once."""
 
+from pathlib import Path
+
 import pytest
 
 from labkit.techniques.ranks import on_ranks
@@ -21,6 +23,22 @@ def one_fails(rank: int, ranks: int) -> None:
     if rank == 1:
         raise ZeroDivisionError("no gradient on this one")
     dist.all_reduce(torch.zeros(1))
+
+
+def names_outside(rank: int, ranks: int, size: pytest.FixtureRequest = None) -> int:  # type: ignore[assignment]
+    return rank
+
+
+def test_a_name_from_outside_is_told_in_one_sentence() -> None:
+    with pytest.raises(RuntimeError, match="failed: NameError: name 'pytest' is not defined"):
+        on_ranks(names_outside, 1)
+
+
+def test_a_temporary_folder_with_a_space_in_its_name_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "a folder é"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    assert on_ranks(add_up, 2, 0) == [1.0, 101.0]
 
 
 def test_ranks_see_each_other_and_answer_in_order() -> None:

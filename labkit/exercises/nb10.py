@@ -52,6 +52,7 @@ def device_bytes(parameters: int, devices: int, stage: int) -> float:
 def _check_stages(answer: Answer) -> None:
     n = 7_500_000_000
     none = answer(n, 64, 0)
+    expect(isinstance(none, int | float), f"the answer is a number of bytes, not {none!r}")
     expect(none != 16 * n / 64, "stage 0 spreads nothing: each of the 64 devices holds all 16 bytes a parameter")
     expect(none == 120e9, f"stage 0 holds 16 bytes a parameter, 120 GB for 7.5 billion; your function gave {none / 1e9:.4g} GB")
     first = answer(n, 64, 1)

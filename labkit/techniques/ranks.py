@@ -29,7 +29,8 @@ def on_ranks(function: Callable[..., Any], ranks: int, *arguments: Any) -> list[
     """Run `function(rank, ranks, *arguments)` in `ranks` processes joined by gloo; what each returned, in order.
 
     The function travels as its source, so that one written in a notebook cell works: it imports what it needs itself and
-    uses no name from outside. Arguments and results are pickled; return numbers or numpy arrays rather than tensors.
+    uses no name from outside. Arguments and results are pickled; return numbers or numpy arrays rather than tensors. In a
+    script, call it under `if __name__ == "__main__":`, since each process imports the script.
 
     Raises ValueError for fewer than one rank or a function without source, RuntimeError with the first failing rank's words.
     """
@@ -38,7 +39,7 @@ def on_ranks(function: Callable[..., Any], ranks: int, *arguments: Any) -> list[
     source = _source(function)
     # A file to meet at needs no free port and no host name.
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(ranks, mp_context=get_context("spawn")) as pool:
-        meeting = Path(folder, "meeting").as_uri()
+        meeting = str(Path(folder, "meeting"))
         threads = max(1, (os.cpu_count() or 1) // ranks)
         jobs = [
             pool.submit(_as_rank, source, function.__name__, rank, ranks, meeting, threads, arguments) for rank in range(ranks)
@@ -74,11 +75,13 @@ def _as_rank(source: str, name: str, rank: int, ranks: int, meeting: str, thread
     """What runs in each process: join the group, run the function, leave the group, so that nobody waits for a failed rank."""
     torch.set_num_threads(threads)
     scope: dict[str, Any] = {"__name__": "rank"}
-    exec(compile(source, f"<{name}>", "exec"), scope)
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks, timeout=PATIENCE)
     try:
+        exec(compile(source, f"<{name}>", "exec"), scope)
+        store = dist.FileStore(meeting, ranks)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=PATIENCE)
         return scope[name](rank, ranks, *arguments)
     except Exception as error:
         return _Failure(rank, time.time(), f"{type(error).__name__}: {error}")
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
