@@ -20,6 +20,15 @@ ODD = Workload(
 )
 
 
+def stack_of_linears(layers: int, width: int) -> Workload:
+    """A model of layers x width^2 parameters, made only where nothing is allocated."""
+    return Workload(
+        model=lambda: nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers))),
+        batch=lambda n: torch.randn(n, width),
+        loss=lambda model, batch: model(batch).sum(),
+    )
+
+
 def fully_sharded(rank: int, ranks: int, layers: int, batch_size: int) -> tuple[int, int, int, int]:
     """Bytes of parameters, gradients and moments on this rank, and the peak of a steady step by the allocator's record."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -77,12 +86,7 @@ def test_one_device_holds_what_the_prediction_of_one_holds() -> None:
 
 def test_sizes_of_billions_of_parameters_do_not_overflow() -> None:
     """The product of two byte counts of this model is above 2^63."""
-    width = 40_000
-    big = Workload(
-        model=lambda: nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(2))),
-        batch=lambda n: torch.randn(n, width),
-        loss=lambda model, batch: model(batch).sum(),
-    )
+    big = stack_of_linears(2, 40_000)
     predicted = predict(big, 1, device="cpu")
     assert spread(predicted, big, 1) == {**predicted.by_category, "gathered": 0}
     assert all(size >= 0 for size in spread(predicted, big, 8).values())
@@ -107,12 +111,7 @@ def test_each_stage_spreads_one_thing_more() -> None:
 
 def test_the_papers_7_5_billion_parameters_on_64_devices() -> None:
     """Rajbhandari et al. 2020, figure 1: 120 GB where nothing is spread, 1.9 GB where all is (16 bytes a parameter)."""
-    width = 50_000
-    big = Workload(
-        model=lambda: nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(3))),
-        batch=lambda n: torch.randn(n, width),
-        loss=lambda model, batch: model(batch).sum(),
-    )
+    big = stack_of_linears(3, 50_000)
     assert shares(big, 64, stage=0, precision="bf16-mixed").held == 120_000_000_000
     assert shares(big, 64, stage=3, precision="bf16-mixed").held == pytest.approx(1.9e9, rel=0.02)
 
